@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from dpfy.core import check, events, plugins
 from dpfy.core.codec import Codec
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
-from dpfy.core.unit import EXAMPLE, Adjacency, Unit
+from dpfy.core.unit import EXAMPLE, Adjacency, Unit, check_content
 
 ENTROPY, FIXED = "entropy", "fixed"
 PRACTICE = "the seed was fixed for a test: whoever knows it can remove the noise"
@@ -110,6 +110,7 @@ class Claim:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
+        check_content(self.unit, self.adjacency)
         if self.delta != 0:
             check.delta("delta", self.delta)
         if self.records is not None:

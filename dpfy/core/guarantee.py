@@ -208,6 +208,8 @@ class Guarantee:
             else f"pure {decimal_up(epsilon)}-differential privacy"
         )
         part = "" if self.unit.whole else f" ({self.unit.protects}s only)"
+        if self.unit.protects == "content":
+            part = " (what their records hold, not who owns which record)"
         return (
             f"{what} satisfies {stated} for one {self.unit.name}{part}, where "
             f"{self.adjacency.meaning} ({self.adjacency.value}), "

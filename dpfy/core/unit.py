@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, ClassVar, Union
 
 from dpfy.core import check
-from dpfy.core.errors import InvalidInput
+from dpfy.core.errors import InvalidInput, Unsupported
 
 MOST_NAME = 80
 
@@ -58,6 +58,8 @@ PROTECTS = {
     "user": "Everything that one user contributed is protected, in all of their records together.",
     "window": "What one user contributed within one window of time is protected; their other "
     "records are other units.",
+    "content": "What the records of one person hold is protected, also of records that they own "
+    "with others. Who owns which record is not protected.",
 }
 """What of a unit's data a guarantee may cover."""
 
@@ -124,12 +126,12 @@ WINDOWS = ("day", "week", "month", "year")
 """Windows of time, by the calendar in UTC; a week begins on Monday."""
 
 
-def user_unit(most_records: int, window: str | None = None) -> Unit:
+def user_unit(most_records: int, window: str | None = None, shared: bool = False) -> Unit:
     """A user with at most `most_records` records, or what a user contributed within one `window` of
-    time.
+    time, or with `shared` what the records hold that a user owns, alone or with others.
     """
     if window is None:
-        return Unit("user", most_records)
+        return Unit("user", most_records, "content" if shared else "record")
     return Unit(f"user's {check.one_of('window', window, WINDOWS)}", most_records, "window")
 
 
@@ -138,32 +140,75 @@ class Person:
     """A person as the unit of privacy of a table: the column that says whose a row is.
 
         dpfy.Person("patient", at_most=5)
+        dpfy.Person("sender,receiver", at_most=5)          # a row belongs to both
 
     Args:
-        column: The column with the person's identifier. It is never a feature.
+        column: The column with the person's identifier. It is never a feature. Where a row belongs
+            to several persons: the names of their columns, with commas between them.
         at_most: The most rows of one person that a release uses; further rows are left out.
 
     Raises:
         InvalidInput: `at_most` is not a positive whole number, or the column has no name.
 
+    Guarantees: with several columns, what a person's rows hold is protected (zero-out), and not who
+    owns which row: see `dpfy.tables.shared`.
+
     Example:
         >>> import dpfy
         >>> dpfy.Person("patient", at_most=5).unit.most_records
         5
+        >>> dpfy.Person("sender,receiver", at_most=5).unit.protects
+        'content'
     """
 
     column: str
     at_most: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.column, str) or not self.column.strip():
-            raise InvalidInput("person.column", self.column, "must be the name of a column")
+        owner_columns("person.column", self.column)
         check.integer("person.at_most", self.at_most, most=check.RECORDS)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that name the owners of a row."""
+        return owner_columns("person.column", self.column)
 
     @property
     def unit(self) -> Unit:
         """The unit that a guarantee for persons names."""
-        return user_unit(self.at_most)
+        return user_unit(self.at_most, shared=len(self.columns) > 1)
+
+
+def owner_columns(name: str, text: object) -> tuple[str, ...]:
+    """The columns that name the owners of a record, out of their names with commas between them."""
+    found = tuple(part.strip() for part in text.split(",")) if isinstance(text, str) else ()
+    if not all(found) or not found or len(set(found)) < len(found):
+        rule = 'must be the name of a column, or different names: "sender,receiver"'
+        raise InvalidInput(name, text, rule)
+    return found
+
+
+def check_content(unit: Unit, adjacency: Adjacency) -> None:
+    """Refuse a promise about owners where the unit protects only what records hold."""
+    if unit.protects == "content" and adjacency is not Adjacency.ZERO_OUT:
+        raise Unsupported(
+            f"records with several owners under {adjacency.value}",
+            "state zero-out: what a person's records hold is protected, not who owns them",
+        )
+
+
+def single_owner(what: str, text: str | None) -> str | None:
+    """The one column of owners, for what cannot use records with several.
+
+    Raises:
+        Unsupported: There are several.
+    """
+    if text is not None and "," in text:
+        raise Unsupported(
+            f"{what} of records with several owners ({text})",
+            "train a network (dpfy.fit, dpfy train) or ask statistics (dpfy.query)",
+        )
+    return text
 
 
 @dataclass(frozen=True)

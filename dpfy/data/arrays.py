@@ -104,7 +104,7 @@ def _owned(
             config.time,
             f"must be an array {config.time}{end}, one value for each record",
         )
-    return part.owned(owner_names(owners), times)
+    return part.owned([owner_names(owners)], times, config)
 
 
 def _pair(arrays: dict[str, np.ndarray], file: DataFile) -> tuple[np.ndarray, np.ndarray]:

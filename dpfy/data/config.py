@@ -11,7 +11,7 @@ from dpfy.core import check, errors
 from dpfy.core.check import interval
 from dpfy.core.errors import InvalidInput
 from dpfy.core.settings import setting, text
-from dpfy.core.unit import EXAMPLE, WINDOWS, Unit, user_unit
+from dpfy.core.unit import EXAMPLE, WINDOWS, Unit, owner_columns, user_unit
 
 OF_USERS = ("user", "most_records", "pick", "user_loss", "draw", "time", "window")
 """Fields about whose records are: of kinds that can say it."""
@@ -109,7 +109,7 @@ class DataConfig:
     user: str | None = setting(
         None,
         "Column (npz: array; mnist: writer) that says whose a record is: users are then the unit "
-        "of privacy.",
+        "of privacy. Several, with commas between them, where a record belongs to several users.",
     )
     most_records: int | None = setting(
         None, "Most records of one user that are used: in a batch, or with draw = record at all."
@@ -138,7 +138,19 @@ class DataConfig:
     @property
     def unit(self) -> Unit:
         """Whose data is protected as a whole."""
-        return EXAMPLE if self.most_records is None else user_unit(self.most_records, self.window)
+        if self.most_records is None:
+            return EXAMPLE
+        return user_unit(self.most_records, self.window, self.shared)
+
+    @property
+    def shared(self) -> bool:
+        """Whether a record may have several owners."""
+        return len(self.owners) > 1
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """The columns that say whose a record is."""
+        return () if self.user is None else owner_columns("data.user", self.user)
 
     @property
     def test_use(self) -> str:
@@ -184,12 +196,25 @@ class DataConfig:
             for name in OF_USERS[2:]:
                 if getattr(self, name) != self.__dataclass_fields__[name].default:
                     raise InvalidInput(f"data.{name}", getattr(self, name), "goes with data.user")
+        if self.shared:
+            self._check_shared()
         if self.kind == "mnist" and self.user not in (None, "writer"):
             raise InvalidInput("data.user", self.user, "must be writer: whose hand an image is in")
         if self.kind == "mnist" and self.user is not None and self.test == "billed":
             raise InvalidInput(
                 "data.test", self.test, "the writers of its test images are not read: say public"
             )
+
+    def _check_shared(self) -> None:
+        object.__setattr__(self, "draw", RECORD)
+        if self.kind not in ("csv", "parquet"):
+            rule = "must be one array for this kind: several owners of a record are for tables"
+            raise InvalidInput("data.user", self.user, rule)
+        if self.window is not None:
+            raise InvalidInput("data.window", self.window, "is for records with one owner")
+        if self.test == "billed":
+            rule = "must be public or withheld where a record has several owners"
+            raise InvalidInput("data.test", self.test, rule)
 
     def _check_strings(self) -> None:
         for name in ("dir", "path", "labels_path", "test_path", "test_labels_path", "schema"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,10 +11,11 @@ from torch import Tensor
 
 from dpfy.core.errors import InvalidInput
 from dpfy.data.config import DataConfig
-from dpfy.data.owners import Owned, days
+from dpfy.data.owners import Owned, days, order_of
 from dpfy.data.records import Records, as_records, require_finite, require_labels
 from dpfy.data.split import some, split_fraction, stated
 from dpfy.data.users import by_owner, held_out
+from dpfy.tables.shared import numbered, within_limit
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class DataSource:
 @dataclass(frozen=True)
 class Encoded:
     """One file as tensors; where it was asked for, whose each record is and when; and which rows are
-    left out.
+    left out. Where records have several owners there is a column for each.
     """
 
     records: Records
@@ -58,10 +60,17 @@ class Encoded:
             return self
         return replace(self, left_out=rows if self.left_out is None else self.left_out | rows)
 
-    def owned(self, owners: np.ndarray, times: object) -> Encoded:
+    def owned(self, columns: Sequence[np.ndarray], times: object, config: DataConfig) -> Encoded:
         """With whose each record is, and when it was made where that is asked for. Records without
-        the one or the other are left out.
+        the one or the other are left out; of records with several owners those beyond the limit of
+        one of them, before what a record holds can leave it out.
         """
+        if len(columns) > 1:
+            assert config.most_records is not None
+            order = order_of(len(self.records), config.pick)
+            used = within_limit(numbered(columns), config.most_records, order)
+            return replace(self.without(~used), owners=np.stack(columns, axis=1))
+        owners = columns[0]
         found = None if times is None else days(times)
         missing = owners == "" if found is None else (owners == "") | np.isnan(found)
         return replace(self.without(missing), owners=owners, times=times)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,11 @@ from torch.utils import _pytree as pytree
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
-from dpfy.core.unit import WINDOWS, Unit, user_unit
+from dpfy.core.unit import WINDOWS, Unit, owner_columns, user_unit
 from dpfy.data.batch import Batch, Draw
 from dpfy.data.config import FIRST, PICKS, RANDOM, SUM, USER_LOSSES
 from dpfy.data.lazy import RecordSource
-from dpfy.tables import cells
+from dpfy.tables import cells, shared
 from dpfy.tables.table import owner_names
 
 KEPT = b"dpfy records of a user"
@@ -45,7 +46,9 @@ class Users:
 
     Args:
         of: One whole number or word for each record, or the name of the field that has it (a key of
-            a dict, a column of a Hugging Face dataset). That field is no input of the model.
+            a dict, a column of a Hugging Face dataset). That field is no input of the model. Where
+            a record belongs to several users: a list of them for each record, an array with a
+            column for each, or the names of the fields with commas between them.
         pick: Which records are used of a user with more than the plan allows: "random" or "first".
         loss: "sum" adds up the losses of a user's records, "mean" takes their mean.
         time: When each record was made: seconds since 1970, ISO dates or numpy's datetimes, or the
@@ -72,6 +75,8 @@ class Users:
     def __post_init__(self) -> None:
         check.one_of("user.pick", self.pick, PICKS)
         check.one_of("user.loss", self.loss, USER_LOSSES)
+        if self.shared and (self.window is not None or self.time is not None):
+            raise Unsupported("windows of records with several owners", "leave out time and window")
         if self.window is not None:
             check.one_of("user.window", self.window, WINDOWS)
         if (self.window is None) != (self.time is None):
@@ -96,7 +101,17 @@ class Users:
     @property
     def named(self) -> tuple[str, ...]:
         """The fields that are named, and are no inputs of the model."""
-        return tuple(field for field in (self.of, self.time) if isinstance(field, str))
+        of = owner_columns("user", self.of) if isinstance(self.of, str) else ()
+        return (*of, *((self.time,) if isinstance(self.time, str) else ()))
+
+    @property
+    def shared(self) -> bool:
+        """Whether a record may have several owners. Only the form is looked at."""
+        if isinstance(self.of, str):
+            return len(owner_columns("user", self.of)) > 1
+        if isinstance(self.of, list | tuple):
+            return len(self.of) > 0 and isinstance(self.of[0], list | tuple)
+        return len(getattr(self.of, "shape", ())) == 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +127,9 @@ class Owned:
 
     def __post_init__(self) -> None:
         check.integer("most", self.most)
+        if self.users.shared and not self.single:
+            rule = 'draw them one by one: a plan with draw="record" and adjacency="zero-out"'
+            raise Unsupported("records with several owners, grouped by user,", rule)
 
     def __repr__(self) -> str:
         return f"Owned({type(self.records).__name__}, at most {self.most} of one user)"
@@ -124,7 +142,7 @@ class Owned:
     @property
     def unit(self) -> Unit:
         """The unit of privacy that a recipe for these records must name."""
-        return user_unit(self.most, self.users.window)
+        return user_unit(self.most, self.users.window, self.users.shared)
 
     @property
     def fields(self) -> object:
@@ -165,6 +183,8 @@ class Owned:
                 "several views of a record, or records by user, with owners",
                 "give single records in one view each",
             )
+        if self.users.shared:
+            return KeptRecords(base, np.flatnonzero(self._within_limit(len(base))), self.most)
         names, which = self.users_of(len(base))
         counts = np.bincount(which[which >= 0], minlength=len(names)).astype(np.int64)
         order = np.argsort(which, kind="stable").astype(np.int64)[np.count_nonzero(which < 0) :]
@@ -195,6 +215,19 @@ class Owned:
         names, which = np.unique(self._owners(records), return_inverse=True)
         nobody = int(names.dtype.kind == "U" and "" in names[:1])
         return names[nobody:], which.astype(np.int64) - nobody
+
+    def _within_limit(self, records: int) -> NDArray[np.bool_]:
+        """Which of so many records with several owners are used: see `dpfy.tables.shared`."""
+        given: Any = self.users.of
+        if isinstance(given, str):
+            columns = [self._column(name) for name in self.users.named]
+        elif isinstance(given, list | tuple):
+            columns = [*zip_longest(*map(set, given))] or [[None] * len(given)]
+        else:
+            columns = [*_array(given).T]
+        owners = shared.numbered(columns)
+        _require_length("user", owners, records)
+        return shared.within_limit(owners, self.most, order_of(records, self.users.pick))
 
     def at(self, records: object, rows: NDArray[np.int64]) -> Owned:
         """The records that were at `rows`, which are `records` now, with their owners."""
@@ -230,6 +263,15 @@ class Owned:
         if hasattr(records, "remove_columns"):
             return list(records.with_format(None)[given])
         return [_plain(records[number][given]) for number in range(len(records))]
+
+
+def order_of(records: int, pick: str) -> NDArray[np.int64] | None:
+    """In which order records with several owners are taken: the same for all that have as many."""
+    if pick == FIRST:
+        return None
+    seed = hashlib.blake2b(KEPT, digest_size=16).digest()
+    rng = np.random.Generator(np.random.Philox(key=int.from_bytes(seed, "little")))
+    return rng.permutation(records)
 
 
 def windows(held: Any, window: str) -> NDArray[np.float64]:
@@ -435,7 +477,8 @@ class UserSource(DrawnRecords):
 
     def take(self, indices: Tensor) -> Batch:
         """The users at `indices`, with the same of their records each time."""
-        rows, real = self.places(Draw(indices.cpu().numpy(), 0, bytes(32)))
+        same = replace(self, pick=FIRST)  # a choice by place would depend on who else is there
+        rows, real = same.places(Draw(indices.cpu().numpy(), 0, bytes(32)))
         batch = self.base.take(torch.from_numpy(rows.reshape(-1)))
         found = pytree.tree_leaves(batch)[0]
         return self._joined(batch, torch.from_numpy(real).to(found.device))
@@ -458,11 +501,13 @@ class UserSource(DrawnRecords):
 @dataclass(frozen=True, eq=False)
 class KeptRecords(DrawnRecords):
     """Single records, of which each user has at most `most`: all others were left out, once, by a
-    choice among that user's own.
+    choice among that user's own. `expected` is the public number that a plan is made for, where how
+    many there are is told to nobody.
     """
 
     rows: NDArray[np.int64]
     most: int
+    expected: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sized
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import overload
 
 import numpy as np
@@ -92,7 +92,8 @@ class SplitOwned(Owned):
     def grouped(self, base: RecordSource) -> SplitSource | KeptRecords:
         """See `Owned.grouped`."""
         found = super().grouped(base)
-        assert isinstance(found, UserSource)
+        if isinstance(found, KeptRecords):
+            return replace(found, expected=self.expected)
         own = {field.name: getattr(found, field.name) for field in fields(UserSource)}
         return SplitSource(**own, expected=self.expected, part=self.part)
 
@@ -101,7 +102,9 @@ def stated(records: Sized) -> int:
     """How many records a plan must have been made for: those that are there, or were expected of
     coins.
     """
-    return records.expected if isinstance(records, SplitRecords | SplitSource) else len(records)
+    if isinstance(records, SplitRecords | SplitSource):
+        return records.expected
+    return (records.expected if isinstance(records, KeptRecords) else 0) or len(records)
 
 
 def part_of(records: object) -> str | None:
@@ -154,7 +157,7 @@ def uncounted(train: Records | Owned, expected: int) -> SplitRecords | SplitOwne
     nobody.
     """
     if isinstance(train, Owned):
-        return SplitOwned(train.records, train.users, train.most, expected=expected)
+        return SplitOwned(train.records, train.users, train.most, train.single, expected=expected)
     return kept(train, np.ones(len(train), bool), expected)
 
 

@@ -30,12 +30,15 @@ def from_config(config: DataConfig, every_row: bool = True) -> DataSource:
         cells = read_table(file, parquet=config.kind == "parquet")
         owners = times = None
         if owned:
-            owners = owner_names(_named(cells, schema, config, "user", file))
-            times = None if config.time is None else _named(cells, schema, config, "time", file)
-        for name in {config.user, config.time} - schema.names:
+            owners = [
+                owner_names(_named(cells, schema, name, "user", file)) for name in config.owners
+            ]
+            if config.time is not None:
+                times = _named(cells, schema, config.time, "time", file)
+        for name in {*config.owners, config.time} - schema.names:
             cells.pop(str(name), None)
         found = encode(cells, schema, file.name, every_row)
-        return found if owners is None else found.owned(owners, times)
+        return found if owners is None else found.owned(owners, times, config)
 
     charged = config.user is not None and config.test_use == "billed"
     test = None if config.test_path is None else part(config.test_path, charged)
@@ -82,10 +85,9 @@ def unlabelled(cells: dict[str, Any], schema: Schema, name: str) -> torch.Tensor
 
 
 def _named(
-    cells: dict[str, Any], schema: Schema, config: DataConfig, field: str, file: DataFile
+    cells: dict[str, Any], schema: Schema, name: str, field: str, file: DataFile
 ) -> list[Any]:
     """The column that the configuration names in `field`, which is no feature."""
-    name = getattr(config, field)
     if name not in cells:
         raise InvalidInput(f"data.{field}", name, f"must be a column of {file.name}")
     if name in schema.names - schema.ignored:

@@ -82,6 +82,8 @@ def by_owner(
     Guarantees: whether a user is held out, and which records are kept, depends on that user alone.
     """
     assert config.most_records is not None
+    if owners.ndim == 2:
+        return _by_owners(records, owners, config, fraction)
     names, which = np.unique(owners, return_inverse=True)
     apart = (
         np.zeros(len(names), bool)
@@ -117,6 +119,30 @@ def by_owner(
         return _rows(own, owners[kept], config.most_records), held, None
     users = Users(owners[kept], config.pick, config.user_loss, _of(times, kept), config.window)
     return own, held, Owned(own, users, config.most_records, config.draw == RECORD)
+
+
+def _by_owners(
+    records: Records, owners: np.ndarray, config: DataConfig, fraction: float | None
+) -> tuple[Records, Owned | None, Owned]:
+    """`by_owner` for records with several owners, of which those within the limit are left: records
+    with the same owners are held out together.
+
+    Guarantees: whether a record is held out depends on its owners alone.
+    """
+    assert config.most_records is not None
+    sets = [" ".join(map(repr, sorted({*row} - {""}))) for row in owners.tolist()]
+    part = np.array([fraction is not None and _place(text) < fraction for text in sets], bool)
+    if fraction is not None and (part.all() or not part.any()):
+        rule = "must leave records on both sides; give a test file instead"
+        raise InvalidInput("data.test_fraction", fraction, rule)
+    parts = []
+    for rows in map(np.flatnonzero, (part, ~part)):
+        taken = Records(records.take(torch.from_numpy(rows)))
+        parts.append(
+            Owned(taken, Users(owners[rows], config.pick), config.most_records, single=True)
+        )
+    held, owned = parts
+    return as_records(owned.records), held if fraction is not None else None, owned
 
 
 def held_out(records: Records, owners: np.ndarray, times: object, config: DataConfig) -> Owned:

@@ -22,7 +22,7 @@ from sklearn.utils.validation import validate_data
 
 from dpfy.core import check, plugins
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.core.unit import EXAMPLE, Person
+from dpfy.core.unit import EXAMPLE, Person, single_owner
 from dpfy.estimators import (
     bounding,
     columns,
@@ -288,6 +288,7 @@ class PrivateEstimator(BaseEstimator):
                 rule = "needs unit=dpfy.Person(column, at_most=k), which says how many are used"
                 raise InvalidInput("users", "given", rule)
             return
+        single_owner("a fit", self.unit.column)
         names, column = TableForm.of(X).names, self.unit.column
         there = names is not None and column in names
         if users is None and not there:

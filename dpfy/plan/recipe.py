@@ -17,7 +17,14 @@ from dpfy.core import check, events
 from dpfy.core.codec import Codec, digest
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee, decimal_up
-from dpfy.core.unit import EXAMPLE, Adjacency, CyclicPoisson, Unit, WithoutReplacement
+from dpfy.core.unit import (
+    EXAMPLE,
+    Adjacency,
+    CyclicPoisson,
+    Unit,
+    WithoutReplacement,
+    check_content,
+)
 from dpfy.gradients.clip import CLIPS, Clip, FlatClip, MicrobatchClip, QuantileClip
 from dpfy.noise import terms
 from dpfy.noise.schedule import Schedule
@@ -117,6 +124,11 @@ class Recipe:
             )
         if self.stopping is not None:
             self.event(1.0, self.stopping.points[0])
+        check_content(self.unit, self.adjacency)
+        if self.unit.protects == "content" and self.draw != RECORD:
+            raise InvalidInput(
+                "draw", self.draw, "must be record where a record has several owners"
+            )
         if check.one_of("draw", self.draw, DRAWS) == RECORD:
             self._check_single()
 

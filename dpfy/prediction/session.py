@@ -12,7 +12,7 @@ import numpy as np
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.core.unit import Person
+from dpfy.core.unit import Person, single_owner
 from dpfy.data.table import unlabelled
 from dpfy.prediction import plan
 from dpfy.prediction.claim import VoteClaim
@@ -170,6 +170,7 @@ def serve(
         True
     """
     held = Dataset.of(data, schema, unit=unit, records=records)
+    single_owner("teaching", None if held.unit is None else held.unit.column)
     chosen, place = held.rule(delta), held.run(run)
     classes = len(training_schema(held.schema).label.classes)
     shape: dict[str, Any] = {

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.unit import single_owner
 from dpfy.data import source, unlabelled
 from dpfy.data.config import KNOWN, DataConfig
 from dpfy.data.dataset import DataSource
@@ -98,6 +99,7 @@ def run(
 
     Guarantees: nothing is read before all answers are reserved.
     """
+    single_owner("teaching", data.user)
     opened: Callable[[], DataSource] = cache(lambda: source.load(data))
 
     def private() -> tuple[Any, Any]:

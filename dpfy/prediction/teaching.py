@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
+from dpfy.core.unit import single_owner
 from dpfy.prediction.voters import LinearVoters, checked, class_means, shards
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def settings(
     """
     from dpfy.data.config import KNOWN, DataConfig, kind_of
 
+    single_owner("teaching", person)
     if data in KNOWN:
         held = DataConfig(kind=data, user=person, most_records=at_most)
         return held if folder is None else replace(held, dir=folder)
@@ -105,6 +107,7 @@ def taught(
     from dpfy.data import source
     from dpfy.tables.schema import training_schema
 
+    single_owner("teaching", config.user)
     held = source.load(config, every_row=False)
     if held.classes is None:
         raise InvalidInput(

@@ -12,7 +12,7 @@ from typing import Any
 from dpfy.accounting import calibrate, table
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput
-from dpfy.core.unit import EXAMPLE, Adjacency, Unit
+from dpfy.core.unit import EXAMPLE, Adjacency, owner_columns, user_unit
 from dpfy.core.values import mock_permit
 from dpfy.statistics import functions, language
 from dpfy.statistics.claim import BudgetShare, StatisticClaim
@@ -38,7 +38,8 @@ class QueryTerms:
 
     `user` names the column that says whose a record is: all records of a user are then protected
     together, of which at most `most_records` are used, in at most `most_groups` groups and at most
-    `most_each` in one. `records` is the public number of records; the guarantee is then for
+    `most_each` in one. Where it names several columns, a record belongs to several users, and what
+    their records hold is protected (zero-out). `records` is the public number of records; the guarantee is then for
     replacing one, since adding one would change a number that everybody knows.
 
     With `contributions` the query is about users instead: each is one row, with one column
@@ -64,6 +65,8 @@ class QueryTerms:
             "most_groups": self.most_groups,
             "most_each": self.most_each,
         }
+        if self.shared:
+            self._check_shared()
         for name, value in limits.items():
             if value is not None and self.user is None:
                 raise InvalidInput(
@@ -86,6 +89,21 @@ class QueryTerms:
                     "is for records that are their own unit: leave out user",
                 )
         _ = self.contribution
+
+    @property
+    def shared(self) -> bool:
+        """Whether a record may have several owners."""
+        return self.user is not None and len(owner_columns("user", self.user)) > 1
+
+    def _check_shared(self) -> None:
+        """Where a record has several owners, what is used of one may not depend on what another's
+        records hold: groups cannot choose.
+        """
+        given = (self.most_groups, self.most_each, self.contributions)
+        for name, value in zip(("most_groups", "most_each", "contributions"), given, strict=True):
+            if value is not None:
+                rule = "must be left out where a record has several owners: give at_most alone"
+                raise InvalidInput(name, value, rule)
 
     def _check_contributions(self) -> None:
         check.integer("contributions", self.contributions, least=2, most=1 << 20)
@@ -111,12 +129,11 @@ class QueryTerms:
     @property
     def about(self) -> dict[str, Any]:
         """What the claims of all statistics have in common."""
-        replaced = self.records is not None
+        adjacency = Adjacency.ZERO_OUT if self.shared else Adjacency.ADD_OR_REMOVE_ONE
+        most = self.contributions or self.most_records or 1
         return {
-            "unit": EXAMPLE
-            if self.user is None
-            else Unit("user", self.contributions or self.most_records or 1),
-            "adjacency": Adjacency.REPLACE_ONE if replaced else Adjacency.ADD_OR_REMOVE_ONE,
+            "unit": EXAMPLE if self.user is None else user_unit(most, shared=self.shared),
+            "adjacency": adjacency if self.records is None else Adjacency.REPLACE_ONE,
             "delta": self.delta,
             "accountant": table.DEFAULT if self.delta else "basic",
             "records": self.records,
@@ -148,7 +165,8 @@ def plan(text: str, columns: Schema, terms: QueryTerms) -> QueryPlan:
     """
     query = language.parse(text)
     if terms.user is not None:
-        check.one_of("user", terms.user, columns.named)
+        for name in owner_columns("user", terms.user):
+            check.one_of("user", name, columns.named)
     asked = columns if terms.contributions is None else per_user(terms.contributions)
     statistics = tuple(functions.build(query, asked.named, terms.records, terms.user))
     if terms.delta == 0:

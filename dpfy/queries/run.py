@@ -232,7 +232,7 @@ def finished(path: Path | str) -> QueryResult:
 
 def table_of(data: Any, made: QueryPlan) -> PrivateTable:
     """The private records, with their owners."""
-    table = PrivateTable(data, made.columns, made.terms.user)
+    table = PrivateTable(data, made.columns, made.terms.user, made.terms.most_records)
     if made.terms.records not in (None, table.size):
         raise InvalidInput(
             "records",

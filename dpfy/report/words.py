@@ -105,6 +105,12 @@ def unit_meaning(unit: Unit) -> str:
             f"One {unit.name} is everything that it contributed, in however many records, and all "
             f"of it is protected together."
         )
+    if unit.protects == "content":
+        return (
+            f"One {unit.name} is what the records hold that it owns, alone or with others, of which "
+            f"at most {unit.most_records:,} are used. Who owns which record, and how many records "
+            f"there are, is not protected."
+        )
     if unit.protects == "window":
         return (
             f"One {unit.name} is what a user contributed within it, of which at most "

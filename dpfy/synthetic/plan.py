@@ -13,7 +13,7 @@ from typing import Any
 from dpfy.accounting.filters import least_noise
 from dpfy.core import check, plugins
 from dpfy.core.errors import InvalidInput, missing
-from dpfy.core.unit import EXAMPLE, Adjacency, Unit
+from dpfy.core.unit import EXAMPLE, Adjacency, Unit, single_owner
 from dpfy.synthetic.claim import Synthesis
 from dpfy.synthetic.counts import RecordOwners, closure
 from dpfy.synthetic.domain import Clique, Domain
@@ -62,6 +62,7 @@ class SynthesisTerms:
                 self.most_records,
                 "goes with user, the column that says whose a record is",
             )
+        single_owner("a synthesis", self.user)
         _ = self.owners
         if self.records is not None:
             check.integer("records", self.records, least=2, most=check.RECORDS)

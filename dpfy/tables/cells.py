@@ -92,6 +92,12 @@ def array(cells: Any) -> Any:
         return listed(cells)
 
 
+def taken(cells: Any, places: Codes) -> Any:
+    """The cells at these places."""
+    held = array(cells)
+    return held[places] if isinstance(held, np.ndarray) else [held[k] for k in places.tolist()]
+
+
 def listed(column: Any) -> list[Any]:
     """The cells of an Arrow column. One that Python has no value for, as a date in the year
     287,000, is None: a missing cell.

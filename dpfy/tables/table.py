@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from dpfy.core import check
 from dpfy.core.errors import InvalidInput
+from dpfy.core.unit import owner_columns
 from dpfy.tables import cells as reading
+from dpfy.tables import shared
 from dpfy.tables.cells import Codes, Floats, Mask
 from dpfy.tables.columns import Column, Date, Label, OpenColumn
 from dpfy.tables.schema import Schema
@@ -26,7 +29,10 @@ class PrivateTable:
     Args:
         data: A file, a table of any library, or cells by column.
         schema: The public schema, or whatever describes one.
-        owner: The column that says whose a row is.
+        owner: The column that says whose a row is. Several, with commas between them, where a row
+            belongs to several persons.
+        at_most: The most rows of one person, where rows belong to several: the table then has
+            only the rows that are used, and no owners.
 
     Raises:
         InvalidInput: The schema names a column that the data does not have.
@@ -42,17 +48,31 @@ class PrivateTable:
         True
     """
 
-    def __init__(self, data: Any, schema: Any, owner: str | None = None) -> None:
+    def __init__(
+        self, data: Any, schema: Any, owner: str | None = None, at_most: int | None = None
+    ) -> None:
         self.schema = Schema.of(schema)
         self.columns: Mapping[str, Column] = self.schema.named
         self._cells = cells_of(data, [column.name for column in self.schema.columns])
         self.size = len(next(iter(self._cells.values()), []))
         self._found: dict[str, Any] = {}
         self._settled: dict[str, Any] = {}
-        self.owners: Codes | None = None if owner is None else owners_of(self.cells(owner))
+        self.owners: Codes | None = None
+        names = () if owner is None else owner_columns("owner", owner)
+        if len(names) == 1:
+            self.owners = owners_of(self.cells(names[0]))
+        elif names:
+            most = check.integer("at_most", at_most)
+            self._keep(shared.within_limit(shared.numbered([*map(self.cells, names)]), most))
 
     def __repr__(self) -> str:
         return f"PrivateTable({', '.join(c.name for c in self.schema.columns)})"
+
+    def _keep(self, rows: Mask) -> None:
+        """Forget all other rows."""
+        places = np.flatnonzero(rows)
+        self._cells = {name: reading.taken(held, places) for name, held in self._cells.items()}
+        self.size = len(places)
 
     def has(self, name: str) -> bool:
         """Whether the data has a column of that name."""

@@ -361,6 +361,12 @@ class JobConfig:
     about: AboutConfig = field(default_factory=AboutConfig)
 
     def __post_init__(self) -> None:
+        zero = Adjacency.ZERO_OUT.value
+        if self.data.shared and self.privacy.adjacency != zero:
+            rule = (
+                f"must be {zero} where a record has several owners (--set privacy.adjacency={zero})"
+            )
+            raise InvalidInput("privacy.adjacency", self.privacy.adjacency, rule)
         if self.training.patience is not None and self.data.test_use != "public":
             raise InvalidInput(
                 "training.patience",

@@ -147,8 +147,8 @@ def recipe_of(config: JobConfig, records: int) -> Recipe:
         clip=training.clip_rule(),
         unit=config.data.unit,
         noise=training.noise,
+        draw=RECORD if config.data.draw == RECORD else UNIT,
     )
-    recipe = replace(recipe, draw=RECORD if config.data.draw == RECORD else UNIT)
     return with_stopping(recipe, training.stopping)
 
 
@@ -327,11 +327,12 @@ def load(config: JobConfig, expected: int) -> source.DataSource:
     """The data of a job that trains a classifier on about `expected` records.
 
     Guarantees: where units come and go (add-or-remove-one), how many there are is told to nobody,
-    and a number that is far off raises no error (one of records of users is refused without a
-    figure). Where their number is public, it must be the one that was given.
+    and a number that is far off raises no error. Where their number is public, it must be the one
+    that was given.
     """
     added = Adjacency.parse(config.privacy.adjacency) is Adjacency.ADD_OR_REMOVE_ONE
-    hidden = added and (config.data.user is not None or public_records(config.data) is None)
+    owned = config.data.user is not None
+    hidden = (added or config.data.shared) and (owned or public_records(config.data) is None)
     data = source.load(config.data, every_row=not added)
     if data.classes is None:
         raise InvalidInput(
@@ -339,14 +340,11 @@ def load(config: JobConfig, expected: int) -> source.DataSource:
         )
     if hidden and data.owned is None:
         return replace(data, train=uncounted(data.train, expected))
-    if hidden and data.owned is not None and config.data.draw == USER:
+    if hidden and data.owned is not None:
         return replace(data, owned=uncounted(data.owned, expected))
     found = data.units
     if abs(found - expected) > max(1, expected // 100):
-        rule = _what_to_train_on(config, data, found)
-        if hidden:
-            rule = "is far from the number of records of users to train on, which is private"
-        raise InvalidInput("privacy.records", expected, rule)
+        raise InvalidInput("privacy.records", expected, _what_to_train_on(config, data, found))
     return data
 
 

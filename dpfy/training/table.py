@@ -15,18 +15,21 @@ import torch
 from dpfy.core import check
 from dpfy.core.errors import BudgetExceeded, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
-from dpfy.core.unit import WithoutReplacement
+from dpfy.core.unit import Adjacency, WithoutReplacement
+from dpfy.data.config import FIRST
 from dpfy.data.given import rows_of
+from dpfy.data.owners import Owned, Users
 from dpfy.data.records import Records, as_records
-from dpfy.data.split import kept
+from dpfy.data.split import SplitOwned, kept, uncounted
 from dpfy.data.table import encode
 from dpfy.data.users import UserRecords, by_user
-from dpfy.plan.recipe import Plan, dpsgd
+from dpfy.plan.recipe import RECORD, UNIT, Plan, dpsgd
 from dpfy.queries.run import query
 from dpfy.runs.dataset import Dataset
 from dpfy.runs.run import Run
 from dpfy.tables.columns import Number
 from dpfy.tables.schema import Schema, training_schema
+from dpfy.tables.shared import numbered, within_limit
 from dpfy.tables.sources import cells_of
 from dpfy.tables.table import owner_names
 from dpfy.training.run import load_plan
@@ -106,6 +109,7 @@ def _calibrated(
 ) -> Plan:
     """The plan for so many units."""
     assert terms.batch_size is not None
+    shared = data.unit is not None and len(data.unit.columns) > 1
     recipe = dpsgd(
         records,
         min(terms.batch_size, records),
@@ -113,6 +117,8 @@ def _calibrated(
         steps=terms.steps,
         clip_norm=terms.clip_norm,
         unit=data.privacy_unit,
+        adjacency=Adjacency.ZERO_OUT if shared else Adjacency.ADD_OR_REMOVE_ONE,
+        draw=RECORD if shared else UNIT,
     )
     return recipe.calibrate(epsilon, delta)
 
@@ -148,7 +154,7 @@ def counted(data: Dataset, epsilon: float, run: Run) -> int:
             rule = "must be given for data that is read when it is drawn: Dataset(..., records=)"
             raise InvalidInput("records", None, rule)
         source = {"row": np.zeros(found)}
-    if data.unit is not None:
+    if data.unit is not None and len(data.unit.columns) == 1:
         most = max(2, data.unit.at_most)
     asked = Dataset(
         source,
@@ -162,7 +168,7 @@ def counted(data: Dataset, epsilon: float, run: Run) -> int:
     return max(1, round(value)) if isinstance(value, int | float) else 1
 
 
-def records_of(data: Dataset, plan: Plan) -> Records:
+def records_of(data: Dataset, plan: Plan) -> Records | SplitOwned:
     """The private records of a data set, for `plan`.
 
     Guarantees: those of `read`; how many records there are raises no error and is told to nobody.
@@ -171,6 +177,9 @@ def records_of(data: Dataset, plan: Plan) -> Records:
         rule = 'plan with sampling="poisson", or give the records themselves'
         raise Unsupported("batches of a fixed size from a Dataset", rule)
     found, names = read(data)
+    if data.unit is not None and len(data.unit.columns) > 1:
+        owned = Owned(found, Users(names, FIRST), data.unit.at_most, single=True)
+        return uncounted(owned, plan.recipe.records)
     if names is not None and data.unit is not None:
         _, owners = np.unique(names, return_inverse=True)
         grouped = by_user(found, owners, data.unit.at_most)
@@ -180,7 +189,8 @@ def records_of(data: Dataset, plan: Plan) -> Records:
 
 
 def read(data: Dataset) -> tuple[Records, Any]:
-    """The private records of a data set, and the name of each one's person.
+    """The private records of a data set, and the name of each one's person; of records with several
+    owners those within the limit of each, with a number for each owner.
 
     Guarantees: each row is encoded, or left out, by itself from public rules.
     """
@@ -188,11 +198,15 @@ def read(data: Dataset) -> tuple[Records, Any]:
         return as_records(data.source), None
     schema = training_schema(data.schema)
     cells = dict(cells_of(data.source, [column.name for column in schema.columns]))
-    names = None if data.unit is None else owner_names(_column(cells, data.unit.column))
+    columns = [] if data.unit is None else [_column(cells, name) for name in data.unit.columns]
+    names: Any = owner_names(columns[0]) if len(columns) == 1 else None
     known = {name: held for name, held in cells.items() if name in schema.names}
     encoded = encode(known, schema, "the data set", every_row=False)
     if names is not None:
         encoded = encoded.without(names == "")
+    elif data.unit is not None:
+        names = numbered(columns)
+        encoded = encoded.without(~within_limit(names, data.unit.at_most))
     rows = np.flatnonzero(encoded.kept)
     if not len(rows):
         raise InvalidInput("data", "no usable row", "must hold rows with one of the classes")

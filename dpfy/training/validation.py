@@ -173,10 +173,9 @@ def check_owners(recipe: Recipe, train: object) -> None:
                 "users" if recipe.draw == RECORD else "single records",
                 "the plan draws the other of them",
             )
-        window = train.users.window
-        if (recipe.unit.protects == "window") != (
-            window is not None
-        ) or not recipe.unit.name.endswith(window or ""):
+        stated, held = recipe.unit.protects, train.unit.protects
+        differ = stated != held and {stated, held} & {"window", "content"}
+        if differ or not recipe.unit.name.endswith(train.users.window or ""):
             rule = f"the records are by {train.unit.name}: give the recipe unit={train.unit!r}"
             raise InvalidInput("plan", f"for one {recipe.unit.name}", rule)
 
@@ -191,7 +190,7 @@ def with_owners(train: object, user: object, recipe: Recipe) -> object:
         raise InvalidInput("user", "given", "the records are grouped by user already: leave it out")
     users = user if isinstance(user, Users) else Users(user)
     if recipe.unit == EXAMPLE:
-        due = user_unit(8, users.window)
+        due = user_unit(8, users.window, users.shared)
         raise InvalidInput(
             "plan",
             "for one example",

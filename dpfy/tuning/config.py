@@ -16,6 +16,7 @@ from typing import Any
 from dpfy.core import check, errors, settings, storage
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.settings import setting
+from dpfy.core.unit import single_owner
 from dpfy.data.config import RECORD
 from dpfy.training import config as configuration
 from dpfy.training import ready
@@ -162,6 +163,7 @@ class SearchConfig:
                 "a search for groups of units",
                 "give the epsilon of one unit (privacy.group_size = 1)",
             )
+        single_owner("a search", self.job.data.user)
         if self.job.data.test_use == "billed":
             raise Unsupported(
                 "a billed evaluation beside a search",

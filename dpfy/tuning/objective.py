@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dpfy.core.errors import InvalidInput
+from dpfy.core.unit import single_owner
 from dpfy.data.users import by_user
 from dpfy.plan.recipe import Recipe, dpsgd
 from dpfy.runs.dataset import Dataset
@@ -73,6 +74,7 @@ def tune_training(
     if not isinstance(data, Dataset):
         rule = "must be a dpfy.Dataset where an objective trains on it"
         raise InvalidInput("data", type(data).__name__, rule)
+    single_owner("a search", None if data.unit is None else data.unit.column)
     place, chosen = data.run(run), data.rule(delta)
     records = data.records if data.unit is None else None
     if records is None:

@@ -209,11 +209,22 @@ def test_how_many_records_there_are_is_told_to_nobody(capsys, table, tmp_path, r
     assert said[0] == said[1]
 
 
-def test_a_number_of_records_of_users_is_refused_without_a_figure(capsys, table, tmp_path):
-    words = [*WORDS, "--set", "data.draw=record", "--records", 12, "--out", tmp_path / "run"]
-    status, _, err = call(capsys, "train", tmp_path / "job.toml", *words)
-    assert status == 2
-    assert "got 12; is far from the number of records of users to train on" in err
+@pytest.mark.parametrize("records", [12, 118, 3000])
+def test_how_many_records_of_users_there_are_is_told_to_nobody(capsys, table, tmp_path, records):
+    """Records drawn one by one: a table and one without a person say the same, whatever number was
+    stated.
+    """
+    said = []
+    for rows in (ROWS, [row for row in ROWS if row[0] != ROWS[0][0]]):
+        table("people.csv", rows)
+        out = tmp_path / f"run{len(said)}"
+        words = [*WORDS, "--set", "data.draw=record", "--records", records, "--delta", 1e-5]
+        status, told, err = call(
+            capsys, "train", tmp_path / "job.toml", *words, "--json", "--out", out
+        )
+        assert status == 0, err
+        said.append({k: v for k, v in json.loads(told).items() if k not in ("run", "seconds")})
+    assert said[0] == said[1]
 
 
 def test_a_wrong_public_number_of_records_is_explained_without_a_look_at_labels(
@@ -292,13 +303,7 @@ def test_records_drawn_one_by_one_are_billed_for_all_of_a_user(capsys, table, tm
         "data.draw=record",
         "--set",
         "privacy.noise_multiplier=2",
-        "--records",
-        90,
     ]
-    status, out, err = call(
-        capsys, "train", tmp_path / "job.toml", *words, "--out", tmp_path / "run", "--json"
-    )
-    assert status == 2
     own = {"user": "person", "most_records": 3, "draw": "record", "pick": "random"}
     found = source.load(config(tmp_path, **own)).units
     status, out, err = call(

@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dpfy.core.storage import parsed_json
-from dpfy.core.unit import user_unit
-from dpfy.data.owners import Owned, Users
+from dpfy.core.unit import Adjacency, user_unit
+from dpfy.data.config import RANDOM
+from dpfy.data.owners import Owned, Users, order_of
 from dpfy.data.users import by_user
 from dpfy.plan.recipe import RECORD, UNIT, Plan, dpsgd
 from dpfy.report.card import NAME, trained_section
 from dpfy.runs.run import Run
+from dpfy.tables.shared import within_limit
 from dpfy.training.evaluation import PrivateTest
 from dpfy.training.fit import fit
 from dpfy_lab.checks.loop import CLIP, DELTA, LENGTH, NOISE_MULTIPLIER, Array, dimension, noisy_sums
@@ -73,6 +75,40 @@ def SINGLE() -> Found:
     may be used.
     """
     return _left_out(NEARLY_EQUAL, True, float(MOST))
+
+
+@check("records with several owners")
+def SHARED() -> Found:
+    """Records of three persons each: what the records of one hold is zero in one of two runs, and
+    the sum changes by as many clipping norms as records of one may be used.
+    """
+    rng = np.random.default_rng(0)
+    owners = np.stack([rng.choice(8, 3, replace=False) for _ in range(60)])
+    units = int(within_limit(owners, MOST, order_of(len(owners), RANDOM)).sum())
+    recipe = dpsgd(
+        units,
+        units,
+        steps=1,
+        clip_norm=CLIP,
+        unit=user_unit(MOST, shared=True),
+        adjacency=Adjacency.ZERO_OUT,
+        draw=RECORD,
+    )
+    plan = recipe.with_noise(0.0, delta=DELTA, allow_large_delta=True)
+    rows = np.zeros((len(owners), dimension()))
+    rows[:, 0] = 3.0
+    sums = [
+        noisy_sums(
+            np.where((owners == person).any(axis=1)[:, None], 0.0, rows),
+            plan,
+            by=lambda r: Owned(r, Users(owners), MOST, single=True),
+        )[0]
+        for person in range(-1, 8)
+    ]
+    change = max(float(np.linalg.norm(sums[0] - other)) for other in sums[1:])
+    if change <= MOST + 1e-3:
+        return None
+    return f"the records of one person change the sum by {change:.3f} clip norms, not {MOST}"
 
 
 def _users() -> tuple[Array, NDArray[np.int64]]:

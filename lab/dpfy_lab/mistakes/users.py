@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfy_lab.checks.users import EVALUATION, NOISE, SENSITIVITY, SINGLE, WHOLE
+from dpfy_lab.checks.users import EVALUATION, NOISE, SENSITIVITY, SHARED, SINGLE, WHOLE
 from dpfy_lab.mistakes.noise import RELEASE, scaled
 from dpfy_lab.selftest.mistake import mistake
 from dpfy_lab.selftest.patch import Patch
@@ -61,6 +61,26 @@ def _(source: Any) -> Any:
     size = len(source.base)
     order = np.random.default_rng(size).permutation(size)
     return replace(source, rows=np.sort(order[: len(source.rows)]))
+
+
+@mistake(
+    "second-owner-forgotten",
+    "the limit of a person counts the records of which they are the first owner",
+    SHARED,
+    "dpfy.tables.shared.within_limit",
+)
+def _(real: Any, owners: Any, *more: Any) -> Any:
+    return real(owners[:, :1], *more)
+
+
+@mistake(
+    "room-of-any-owner",
+    "a record with several owners is used while one of them has room",
+    SHARED,
+    "dpfy.tables.shared.within_limit",
+)
+def _(real: Any, owners: Any, *more: Any) -> Any:
+    return np.any([real(owners[:, k : k + 1], *more) for k in range(owners.shape[1])], axis=0)
 
 
 @mistake("user-clip-records", "a user's gradients are clipped record by record", SENSITIVITY)
