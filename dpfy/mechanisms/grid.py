@@ -84,6 +84,12 @@ class Grid:
         """How many units of this bound can be added before a sum may reach the end of its range."""
         return int(MOST // max(self.steps(bound.finite("linf", "a sum")), Fraction(1)))
 
+    def most_steps(self, bound: Bound) -> float:
+        """The most steps that one unit of this bound adds to a coordinate, if integers have room
+        for it.
+        """
+        return self._limits(bound, 1).linf
+
     def sum(self, rows: Any, bound: Bound, unit: Unit = EXAMPLE) -> Bounded[Laid]:
         """The sum of `rows`, what one unit adds in each: clipped to `bound`, rounded, added as
         integers.

@@ -14,12 +14,12 @@ from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import EXAMPLE, Adjacency, owner_columns, user_unit
 from dpfy.core.values import mock_permit
+from dpfy.engines.aggregates import MemoryEngine, per_person
+from dpfy.engines.contributions import ContributionLimit
 from dpfy.statistics import functions, language
 from dpfy.statistics.claim import BudgetShare, StatisticClaim
 from dpfy.statistics.selection import UnknownKeys
 from dpfy.statistics.statistic import Spend, Statistic
-from dpfy.statistics.units import ContributionLimit
-from dpfy.tables.columns import Number
 from dpfy.tables.schema import Schema
 from dpfy.tables.table import PrivateTable
 
@@ -28,8 +28,6 @@ THRESHOLDS = 10
 """What delta is divided by for thresholds. Less would make them higher by 1 / epsilon for each
 factor of e; more would leave less of the budget of a data set for later queries.
 """
-CONTRIBUTIONS = "contributions"
-"""The column of a query about users: how many records each has."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +165,7 @@ def plan(text: str, columns: Schema, terms: QueryTerms) -> QueryPlan:
     if terms.user is not None:
         for name in owner_columns("user", terms.user):
             check.one_of("user", name, columns.named)
-    asked = columns if terms.contributions is None else per_user(terms.contributions)
+    asked = columns if terms.contributions is None else per_person(terms.contributions)
     statistics = tuple(functions.build(query, asked.named, terms.records, terms.user))
     if terms.delta == 0:
         claims = _pure(statistics, terms)
@@ -176,11 +174,6 @@ def plan(text: str, columns: Schema, terms: QueryTerms) -> QueryPlan:
         claims = min(both, key=lambda made: _error(statistics, made))
     _rehearse(statistics, claims, asked, terms)
     return QueryPlan(query, columns, terms, statistics, claims)
-
-
-def per_user(bound: int) -> Schema:
-    """The columns of a table with a row for each user."""
-    return Schema.of([Number(CONTRIBUTIONS, 0, bound)])
 
 
 def _rehearse(
@@ -192,7 +185,7 @@ def _rehearse(
     """Answer the query on an empty table: what cannot be done for a public reason is refused before
     anything is reserved.
     """
-    empty = PrivateTable({column.name: [] for column in columns.columns}, columns)
+    empty = MemoryEngine(PrivateTable({column.name: [] for column in columns.columns}, columns))
     for statistic, claim in zip(statistics, claims, strict=True):
         permit = mock_permit(claim.event, claim.releases, claim.name, claim.adjacency)
         known: dict[str, tuple[str, ...]] = dict.fromkeys(columns.named, ())

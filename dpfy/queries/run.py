@@ -4,7 +4,6 @@ order.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from collections.abc import Iterator
@@ -12,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import dpfy
 from dpfy.core import storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.unit import Adjacency, Person
-from dpfy.queries.plan import CONTRIBUTIONS, QueryPlan, QueryTerms, per_user, plan
+from dpfy.engines.aggregates import CONTRIBUTIONS, TableEngine
+from dpfy.engines.sources import opened
+from dpfy.queries.plan import QueryPlan, QueryTerms, plan
 from dpfy.report import card
 from dpfy.runs.dataset import Dataset
 from dpfy.runs.folder import RunFolder, complete
@@ -31,7 +30,6 @@ from dpfy.statistics.claim import FILE
 from dpfy.statistics.selection import TopStatistic, UnknownKeys
 from dpfy.statistics.statistic import Spend
 from dpfy.tables.schema import Schema
-from dpfy.tables.table import PrivateTable
 
 MOST_SHOWN = 20
 """Answers of one statistic that are repeated in the card; all of them are in answers.json."""
@@ -230,35 +228,22 @@ def finished(path: Path | str) -> QueryResult:
     return QueryResult.read(path, answers=answers)
 
 
-def table_of(data: Any, made: QueryPlan) -> PrivateTable:
+def table_of(data: Any, made: QueryPlan) -> TableEngine:
     """The private records, with their owners."""
-    table = PrivateTable(data, made.columns, made.terms.user, made.terms.most_records)
-    if made.terms.records not in (None, table.size):
+    table = opened(data, made.columns, made.terms.user, made.terms.most_records)
+    if made.terms.records is not None and made.terms.records != table.rows():
         raise InvalidInput(
             "records",
             made.terms.records,
             "is not the number of records in the data, which must be public to be given",
         )
-    if made.terms.contributions is None or table.owners is None:
-        return table
-    found = PrivateTable(
-        {CONTRIBUTIONS: np.bincount(table.owners)}, per_user(made.terms.contributions)
-    )
-    found.owners = np.arange(found.size)
-    return found
+    return table if made.terms.contributions is None else table.persons(made.terms.contributions)
 
 
-def _fingerprint(table: PrivateTable, made: QueryPlan) -> bytes:
+def _fingerprint(table: TableEngine, made: QueryPlan) -> bytes:
     """All that the answers depend on: the columns that the query uses, as they are read."""
-    whole = hashlib.blake2b(str(table.size).encode())
-    written = {s.column.name for s in made.statistics if isinstance(s, UnknownKeys)}
-    for name in sorted(used(made)):
-        whole.update(name.encode() + b"\0" + table.content(name, name in written))
-    if (left_out := table.left_out()) is not None:
-        whole.update(left_out.tobytes())
-    if table.owners is not None:
-        whole.update(table.owners.tobytes())
-    return whole.digest()
+    written = [s.column.name for s in made.statistics if isinstance(s, UnknownKeys)]
+    return table.content(sorted(used(made)), written)
 
 
 def used(made: QueryPlan) -> set[str]:

@@ -15,6 +15,7 @@ from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import EXAMPLE, Person, Unit
+from dpfy.engines.sources import column_names
 from dpfy.report import figures, spending
 from dpfy.report.words import down, up
 from dpfy.runs.run import Run
@@ -89,7 +90,9 @@ class Dataset:
 
     Args:
         source: The records: a CSV or Parquet file, a pandas, Polars or Arrow table, arrays by
-            column, or for `dpfy.fit` tensors and torch datasets as it takes them.
+            column, or for `dpfy.fit` tensors and torch datasets as it takes them. For
+            `dpfy.query` also a folder or a pattern of Parquet files, "warehouse.duckdb::visits",
+            a DuckDB relation or a Polars LazyFrame: they are read where they are.
         schema: What is public about the columns: a TOML file, the name of a packaged schema, or
             columns (dpfy.Number, dpfy.Category, ...).
         unit: A `dpfy.Person` where a person owns several rows; else each row is one person's.
@@ -379,10 +382,12 @@ def _known(figure: spending.SpendingFigure) -> float:
 
 def _column_names(source: Any) -> list[str]:
     """The names of the columns of a table; none where it has no names."""
-    if isinstance(source, str | Path):
-        return list(TableFile(source).names)
     if isinstance(source, Mapping):
         return list(map(str, source))
+    if (names := column_names(source)) is not None:
+        return names
+    if isinstance(source, str | Path):
+        return list(TableFile(source).names)
     names = getattr(source, "column_names", None) or getattr(source, "columns", None)
     if names is None and getattr(source, "dtype", None) is not None:
         names = getattr(source.dtype, "names", None)

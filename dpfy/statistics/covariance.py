@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpfy.core.values import Bound
+from dpfy.engines.expressions import Expression, of
 from dpfy.statistics.answer import Answer, NoiseLaw
 from dpfy.statistics.moments import LINEAR, Floats, centred, present
 from dpfy.statistics.statistic import SumStatistic
 from dpfy.tables.columns import RangedColumn
-from dpfy.tables.table import PrivateTable
 
 FEW = "too few records to tell: the interval is all that is possible"
 
@@ -52,13 +51,11 @@ class Covariance(SumStatistic):
         """See `SumStatistic`."""
         return len(self.pairs)
 
-    def rows(self, table: PrivateTable, norm: str) -> tuple[NDArray[np.int64], Floats]:
+    def rows(self, norm: str) -> tuple[Expression, list[Expression]]:
         """See `SumStatistic`."""
-        cells, t = present(np.stack([centred(column, table) for column in self.columns], axis=1))
-        z = np.concatenate([np.ones((len(t), 1)), t], axis=1)
-        return cells, np.stack([z[:, i] * z[:, j] for i, j in self.pairs], axis=1) * self.weights(
-            norm
-        )
+        z = [of(1.0), *map(centred, self.columns)]
+        entries = zip(self.pairs, self.weights(norm).tolist(), strict=True)
+        return present(*self.columns), [z[i] * z[j] * weight for (i, j), weight in entries]
 
     def group_answers(self, sums: Floats, spread: NoiseLaw, norm: str) -> Iterator[Answer]:
         """See `SumStatistic`."""

@@ -11,11 +11,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpfy.engines.aggregates import left_in
+from dpfy.engines.expressions import (
+    TRUE,
+    Expression,
+    choose,
+    code,
+    counted_where,
+    number,
+    of,
+    part,
+    text,
+    word_place,
+)
 from dpfy.statistics.language import AnyOf, Condition
 from dpfy.tables.columns import (
     MONTHS,
@@ -26,14 +39,12 @@ from dpfy.tables.columns import (
     RangedColumn,
     WordColumn,
 )
-from dpfy.tables.table import PrivateTable
+from dpfy.tables.schema import Schema
 
 MOST_FOUND = 1000
 """Words of a column that groups are made of, where the words are found by a release."""
 MOST_WORD = 200
 """Characters of a word that are told apart."""
-
-Codes = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -76,13 +87,11 @@ class Bins:
         """How many groups there are at most."""
         return len(self.edges)
 
-    def codes(self, table: PrivateTable) -> Codes:
-        """The place of each record in `cells`."""
-        values, last = table.numbers(self.name), len(self.edges) - 1
-        found = np.searchsorted(np.array(self.edges), values, side="right") - 1
-        found = np.where(values == self.edges[-1], last - 1, found)
-        inside = (found >= 0) & (found < last) & ~np.isnan(values)
-        return np.where(inside, found, last)
+    def code(self) -> Expression:
+        """The place of a record in `cells`."""
+        values, last = number(self.name), len(self.edges) - 1
+        found = choose(values.equals(self.edges[-1]), last, values.place(self.edges))
+        return choose(found.among((0, last + 1)), last, found - 1)
 
 
 @dataclass(frozen=True)
@@ -119,12 +128,12 @@ class DatePart:
         """How many groups there are at most."""
         return len(self.cells)
 
-    def codes(self, table: PrivateTable) -> Codes:
-        """The place of each record in `cells`."""
-        found = self.column.part(self.part, table.numbers(self.column.name))
-        if self.part == "year":
-            found = np.where(np.isnan(found), len(self.labels), found - int(self.labels[0]))
-        return np.asarray(found).astype(np.int64)
+    def code(self) -> Expression:
+        """The place of a record in `cells`."""
+        found = part(self.column.name, self.part)
+        if self.part != "year":
+            return found
+        return choose(found.missing(), len(self.labels), found - int(self.labels[0])).whole()
 
 
 @dataclass(frozen=True)
@@ -153,13 +162,9 @@ class FoundWords:
         """How many groups there are at most."""
         return MOST_FOUND + 1
 
-    def codes(self, table: PrivateTable) -> Codes:
-        """The place of each record in `cells`."""
-        place = {word: position for position, word in enumerate(self.words or ())}
-        other = len(place)
-        texts = table.texts(self.name)
-        found = [other if t is None else place.get(t[:MOST_WORD], other) for t in texts]
-        return np.array(found, np.int64).reshape(-1)
+    def code(self) -> Expression:
+        """The place of a record in `cells`."""
+        return word_place(text(self.name, MOST_WORD), self.words or ())
 
 
 GroupKey = WordColumn | Bins | DatePart | FoundWords
@@ -215,16 +220,16 @@ class GroupBy:
         for cell in np.ndindex(*(len(words) for _, words in cells)):
             yield {name: words[i] for (name, words), i in zip(cells, cell, strict=True)}
 
-    def codes(self, table: PrivateTable, every_row: bool = False) -> Codes:
-        """The group of each record; -1 where a condition or the schema
-        leaves it out."""
-        found = np.zeros(table.size, np.int64)
+    def code(self, schema: Schema | None) -> Expression:
+        """The group of a record; -1 where a condition leaves it out, or the schema, where there is
+        one.
+        """
+        found = of(0)
         for key in self.by:
-            mine = table.codes(key.name) if isinstance(key, WordColumn) else key.codes(table)
-            found = found * len(key.cells) + mine
-        left_out = None if every_row else table.left_out()
-        counted = _all(self.where, table)
-        return np.where(counted if left_out is None else counted & ~left_out, found, -1)
+            mine = code(key.name) if isinstance(key, WordColumn) else key.code()
+            found = mine if found == of(0) else found * len(key.cells) + mine
+        counted = _all(self.where) & (TRUE if schema is None else left_in(schema))
+        return counted_where(found, counted)
 
 
 @dataclass(frozen=True)
@@ -239,47 +244,47 @@ Where = tuple[tuple[Column, Condition] | AnyWhere, ...]
 
 def _columns(where: Where) -> list[Column]:
     found: list[Column] = []
-    for part in where:
-        if isinstance(part, AnyWhere):
-            found += [column for choice in part.choices for column in _columns(choice)]
+    for term in where:
+        if isinstance(term, AnyWhere):
+            found += [column for choice in term.choices for column in _columns(choice)]
         else:
-            found.append(part[0])
+            found.append(term[0])
     return found
 
 
-def _all(where: Where, table: PrivateTable) -> NDArray[np.bool_]:
-    """Which records meet all conditions. Each is judged by its own cells alone."""
-    found = np.ones(table.size, np.bool_)
-    for part in where:
-        if isinstance(part, AnyWhere):
-            found &= np.logical_or.reduce([_all(choice, table) for choice in part.choices])
+def _all(where: Where) -> Expression:
+    """Whether a record meets all conditions. Each is judged by its own cells alone."""
+    found = TRUE
+    for term in where:
+        if isinstance(term, AnyWhere):
+            first, *rest = (_all(choice) for choice in term.choices)
+            found = found & reduce(lambda one, other: one | other, rest, first)
         else:
-            found &= _holds(*part, table)
+            found = found & _holds(*term)
     return found
 
 
-def _holds(column: Column, condition: Condition, table: PrivateTable) -> NDArray[np.bool_]:
-    """Which records meet a condition. A missing number meets none but "not equal"."""
+def _holds(column: Column, condition: Condition) -> Expression:
+    """Whether a record meets a condition. A missing number meets none but "not equal"."""
     given = condition.value
     if isinstance(column, WordColumn):
-        values: Any = table.codes(column.name)
-        wanted: Any = [column.words.index(str(v)) for v in listed(given)]
+        values = code(column.name)
+        wanted: list[Any] = [column.words.index(str(v)) for v in listed(given)]
     else:
         assert isinstance(column, RangedColumn)
-        values, wanted = table.numbers(column.name), [column.value(str(v)) for v in listed(given)]
+        values = number(column.name)
+        wanted = [column.value(str(v)) for v in listed(given)]
     if condition.comparison == "in":
-        return np.asarray(np.isin(values, wanted))
+        return values.among(wanted)
     one = wanted[0]
-    with np.errstate(invalid="ignore"):
-        found = {
-            "=": values == one,
-            "!=": values != one,
-            "<": values < one,
-            "<=": values <= one,
-            ">": values > one,
-            ">=": values >= one,
-        }[condition.comparison]
-    return np.asarray(found)
+    return {
+        "=": values.equals(one),
+        "!=": ~values.equals(one),
+        "<": values < one,
+        "<=": values <= one,
+        ">": values > one,
+        ">=": values >= one,
+    }[condition.comparison]
 
 
 def listed(value: str | float | tuple[str | float, ...]) -> tuple[str | float, ...]:

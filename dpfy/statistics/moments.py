@@ -16,18 +16,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.values import Bound
+from dpfy.engines.contributions import ContributionLimit
+from dpfy.engines.expressions import Expression, choose, number, of, unfit
 from dpfy.statistics.answer import Answer, NoiseLaw, ratio
 from dpfy.statistics.claim import BudgetShare, StatisticClaim
 from dpfy.statistics.statistic import Spend, SumStatistic, counted
-from dpfy.statistics.units import ContributionLimit
 from dpfy.tables.columns import Column, RangedColumn
-from dpfy.tables.table import PrivateTable
+from dpfy.tables.schema import Schema
 
 Floats = NDArray[np.float64]
 LINEAR = "the interval is by linear approximation"
@@ -37,17 +39,15 @@ count. And the weight of t^2 - 1/2.
 """
 
 
-def centred(column: RangedColumn, table: PrivateTable) -> Floats:
-    """A column in [-1, 1]; NaN where a number is missing."""
-    return np.clip((table.numbers(column.name) - column.middle) / column.half, -1.0, 1.0)
+def centred(column: RangedColumn) -> Expression:
+    """A column in [-1, 1]; missing where a number is missing."""
+    return ((number(column.name) - column.middle) / column.half).clip(-1.0, 1.0)
 
 
-def present(values: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """The cell of each record, -1 where a number is missing, and the numbers with zeros for
-    those.
-    """
-    missing: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
-    return np.where(missing, -1, 0), np.where(missing[:, None], 0.0, values)
+def present(*columns: RangedColumn) -> Expression:
+    """The cell of a record, -1 where one of the numbers is missing."""
+    first, *rest = (number(column.name).missing() for column in columns)
+    return choose(reduce(lambda one, other: one | other, rest, first), -1, 0)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class DistinctStatistic(CountStatistic):
         """See `Statistic`."""
         return super().claim(self.once(contribution), share, **about)
 
-    def release(self, table: PrivateTable, spend: Spend) -> list[Answer]:
+    def release(self, table: Any, spend: Spend) -> list[Answer]:
         """See `Statistic`."""
         return super().release(table, replace(spend, contribution=self.once(spend.contribution)))
 
@@ -107,16 +107,13 @@ class UnfitStatistic(CountStatistic):
 
     column: Column
 
-    def placed(self, table: PrivateTable) -> NDArray[np.int64]:
+    def placed(self) -> Expression:
         """See `SumStatistic`."""
-        return np.where(table.unfit(self.column.name), 0, -1)
+        return choose(unfit(self.column.name), 0, -1)
 
-    def used(
-        self, table: PrivateTable, contribution: ContributionLimit, counted: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def group(self, schema: Schema) -> Expression:
         """See `Statistic`."""
-        groups = np.where(counted, self.groups.codes(table, every_row=True), -1)
-        return groups, contribution.kept(table.owners, groups)
+        return self.groups.code(None)
 
 
 @dataclass(frozen=True)
@@ -138,9 +135,9 @@ class TotalStatistic(SumStatistic):
             max(abs(self.column.low - self.shift), abs(self.column.high - self.shift))
         )
 
-    def rows(self, table: PrivateTable, norm: str) -> tuple[NDArray[np.int64], Floats]:
+    def rows(self, norm: str) -> tuple[Expression, list[Expression]]:
         """See `SumStatistic`."""
-        return present(table.numbers(self.column.name)[:, None] - self.shift)
+        return present(self.column), [number(self.column.name) - self.shift]
 
     def group_answers(self, sums: Floats, spread: NoiseLaw, norm: str) -> Iterator[Answer]:
         """See `SumStatistic`."""
@@ -171,22 +168,23 @@ class MomentStatistic(SumStatistic):
         """See `SumStatistic`."""
         return self.degree + (self.records is None)
 
-    def rows(self, table: PrivateTable, norm: str) -> tuple[NDArray[np.int64], Floats]:
-        """See `SumStatistic`. Where the number of records is public, a missing number counts as the middle
-        of the range.
+    def rows(self, norm: str) -> tuple[Expression, list[Expression]]:
+        """See `SumStatistic`. Where the number of records is public, a missing number counts as the
+        middle of the range.
         """
-        t = centred(self.column, table)[:, None]
+        t = centred(self.column)
         if self.records is not None:
-            return np.zeros(len(t), np.int64), self._powers(np.nan_to_num(t))
-        cells, t = present(t)
+            return of(0), self._powers(t.filled(0.0))
+        cell = present(self.column)
         if norm == "l1":
-            up, down = (1 + t) / 2, (1 - t) / 2
-            parts = (down, up) if self.degree == 1 else (down * down, 2 * up * down, up * up)
-            return cells, np.concatenate(parts, axis=1)
-        return cells, np.concatenate([self._powers(t), np.full_like(t, PIN)], axis=1)
+            up, down = (of(1.0) + t) / 2.0, (of(1.0) - t) / 2.0
+            if self.degree == 1:
+                return cell, [down, up]
+            return cell, [down * down, of(2.0) * up * down, up * up]
+        return cell, [*self._powers(t), of(PIN)]
 
-    def _powers(self, t: Floats) -> Floats:
-        return t if self.degree == 1 else np.concatenate([t, CURVE * (t * t - 0.5)], axis=1)
+    def _powers(self, t: Expression) -> list[Expression]:
+        return [t] if self.degree == 1 else [t, of(CURVE) * (t * t - 0.5)]
 
     def maps(self, norm: str) -> tuple[Floats, float]:
         """Rows that take the released numbers to the count, the sum of t and the sum of t^2; and a

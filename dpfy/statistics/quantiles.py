@@ -8,7 +8,7 @@ every other value is off by whole groups of records.
 Several quantiles are found by halving: the middle one first, then those on either side among the
 numbers on that side. A record is on one side, so each of the ceil(log2(m + 1)) levels costs as much
 as one quantile (Kaplan, Schnapp & Stemmer 2022). Numbers that tie with the value at which they are
-parted are spread over a finer grid at random first, so that the parts have the sizes that the next
+parted are spread evenly over a finer grid first, so that the parts have the sizes that the next
 level counts on.
 """
 
@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -25,15 +26,13 @@ from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
-from dpfy.mechanisms.bits import Bits
+from dpfy.engines.contributions import ContributionLimit
+from dpfy.engines.expressions import Expression, number
 from dpfy.statistics.answer import Answer, percent, within
 from dpfy.statistics.claim import BudgetShare, LevelledExponential, StatisticClaim
-from dpfy.statistics.statistic import Spend, Statistic, parted
-from dpfy.statistics.units import ContributionLimit
+from dpfy.statistics.statistic import Spend, Statistic
 from dpfy.tables.columns import RangedColumn
-from dpfy.tables.table import PrivateTable
 
 Codes = NDArray[np.int64]
 MOST_VALUES = 1 << 20
@@ -104,34 +103,35 @@ class Quantiles(Statistic):
             "exponential", epsilon, records, levels=self.levels, draws=self.draws, **about
         )
 
-    def placed(self, table: PrivateTable, randomness: Randomness | None) -> Codes:
-        """The place of each number on the finer grid; -1 where it is missing."""
-        numbers = table.numbers(self.column.name)
-        known = np.nan_to_num(numbers, nan=self.column.low)
-        found = np.clip(np.rint((known - self.column.low) / self.step), 0, self.values - 1).astype(
-            np.int64
-        )
-        if self.fine > 1:
-            bits = Bits(randomness or Randomness.from_os(), f"spread {self.column.name}", 0)
-            found = found * self.fine + (bits.words(table.size) % np.uint64(self.fine)).astype(
-                np.int64
-            )
-        return np.where(np.isnan(numbers), -1, found)
+    def placed(self) -> Expression:
+        """The place of a number on the grid."""
+        low = self.column.low
+        found = (number(self.column.name).filled(low) - low) / self.step
+        return found.clip(0, self.values - 1).whole()
 
-    def release(self, table: PrivateTable, spend: Spend) -> list[Answer]:
+    def spread(self, counts: Codes) -> Codes:
+        """Counts on the grid as counts on the finer one: those of a value as evenly as can be.
+
+        Guarantees: one record more changes one of the counts, by one.
+        """
+        fine = self.fine
+        stride = next(k for k in range(max(1, round(0.618 * fine)), fine + 1) if gcd(k, fine) == 1)
+        rank = np.empty(fine, np.int64)
+        rank[np.arange(fine) * stride % fine] = np.arange(fine)
+        return np.asarray(counts[:, None] // fine + (rank < counts[:, None] % fine)).ravel()
+
+    def release(self, table: Any, spend: Spend) -> list[Answer]:
         """See `Statistic`. How many choices are made, and among how many values, does not depend on
         the data.
         """
-        places = self.placed(table, spend.randomness)
-        groups, kept = self.used(table, spend.contribution, places >= 0)
         tool = spend.claim.tool
         assert isinstance(tool, LevelledExponential)
         chosen = _Chosen(self, tool, spend)
         found = []
-        parts = parted(places[kept], groups[kept], self.groups.count)
+        counted = ~number(self.column.name).missing()
+        parts = self.histograms(table, spend, self.placed(), self.values, counted)
         for mine, place in zip(parts, self.groups.places(), strict=True):
-            counts = np.bincount(mine, minlength=self.values * self.fine)
-            for share, value in zip(self.shares, chosen.of(counts), strict=True):
+            for share, value in zip(self.shares, chosen.of(self.spread(mine)), strict=True):
                 found.append(self._answer(share, value, place, chosen))
         return found
 

@@ -5,24 +5,23 @@ nothing is public.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bound, Bounded
+from dpfy.engines.aggregates import CountRequest, engine_of
+from dpfy.engines.contributions import ContributionLimit
+from dpfy.engines.expressions import Expression, choose, code, raw, text
 from dpfy.mechanisms.choice import Exponential, PermuteAndFlip
 from dpfy.mechanisms.discrete import DiscreteLaplaceMechanism
 from dpfy.mechanisms.histogram import StabilityHistogram
 from dpfy.statistics.answer import Answer, NoiseLaw, percent, within
 from dpfy.statistics.claim import BudgetShare, StatisticClaim
 from dpfy.statistics.groups import MOST_WORD
-from dpfy.statistics.statistic import Spend, Statistic, counted, parted, spread_of
-from dpfy.statistics.units import ContributionLimit, coded
+from dpfy.statistics.statistic import Spend, Statistic, counted, spread_of
 from dpfy.tables.columns import Column, WordColumn
-from dpfy.tables.table import PrivateTable
 
 FARTHEST = 64
 """Powers of two that are told apart, on either side of one."""
@@ -47,26 +46,24 @@ class ModeStatistic(Statistic):
             name, share.of_choice(1), float(contribution.total), draws=self.groups.count, **about
         )
 
-    def release(self, table: PrivateTable, spend: Spend) -> list[Answer]:
+    def release(self, table: Any, spend: Spend) -> list[Answer]:
         """See `Statistic`."""
-        codes, size, contribution = (
-            table.codes(self.column.name),
+        place, size, contribution = (
+            code(self.column.name),
             len(self.column.words),
             spend.contribution,
         )
-        groups, kept = self.used(table, contribution, codes < size)
         tool, found = spend.claim.tool, []
         assert isinstance(tool, Exponential | PermuteAndFlip)
         off = math.ceil(
             contribution.total * tool.moves / tool.epsilon * math.log(size / (1 - spend.level))
         )
         note = f"at most {off} records fewer than the most frequent, in {percent(spend.level)} of releases"
-        parts = parted(codes[kept], groups[kept], self.groups.count)
-        for group, (mine, place) in enumerate(zip(parts, self.groups.places(), strict=True)):
-            counts = np.bincount(mine, minlength=size)
+        parts = self.histograms(table, spend, place, size, place < size)
+        for group, (counts, where) in enumerate(zip(parts, self.groups.places(), strict=True)):
             scores = Bounded(counts, Bound(linf=float(contribution.total)))
             chosen = tool.release(scores, spend.permit, spend.randomness, group).value
-            found.append(Answer(self.text, self.column.words[chosen], place=place, note=note))
+            found.append(Answer(self.text, self.column.words[chosen], place=where, note=note))
         return found
 
 
@@ -94,8 +91,8 @@ class UnknownKeys(Statistic):
         held = {"keys": keys, "threshold": made.threshold, **about}
         return self._claim("stability", made.noise.parameter, float(most), **held)
 
-    def keys(self, table: PrivateTable) -> list[Hashable]:
-        """The key of each record; None where it has none."""
+    def keys(self) -> tuple[Expression, ...]:
+        """The parts of the key of a record; without one of them it has none."""
         raise NotImplementedError
 
     def found(
@@ -108,25 +105,20 @@ class UnknownKeys(Statistic):
         """The answers of one group from its keys and noisy counts."""
         raise NotImplementedError
 
-    def release(self, table: PrivateTable, spend: Spend) -> list[Answer]:
+    def release(self, table: Any, spend: Spend) -> list[Answer]:
         """See `Statistic`."""
-        keys, groups = self.keys(table), self.groups.codes(table)
-        pairs = [(int(g), k) for g, k in zip(groups, keys, strict=True)]
-        counted = np.array([k is not None and g >= 0 for g, k in pairs], bool)
-        kept = spend.contribution.kept(
-            table.owners, np.where(counted, coded([repr(p) for p in pairs]), -1)
-        )
-        counts: dict[Hashable, int] = {}
-        for row in np.flatnonzero(kept).tolist():
-            counts[pairs[row]] = counts.get(pairs[row], 0) + 1
+        engine = engine_of(table)
+        group = self.group(engine.schema)
+        asked = CountRequest(group, self.keys(), spend.contribution, spend.key)
+        counts: Mapping[Any, int] = engine.counts(asked)
         tool = spend.claim.tool
         assert isinstance(tool, StabilityHistogram)
         released: Mapping[Any, float] = tool.release(
             Bounded(counts, tool.bound), spend.permit, spend.randomness
         ).value
         found = []
-        for group, place in enumerate(self.groups.places()):
-            mine = {key: count for (at, key), count in released.items() if at == group}
+        for number, place in enumerate(self.groups.places()):
+            mine = {key[1:]: count for key, count in released.items() if key[0] == number}
             found += self.found(
                 mine, spread_of(spend.claim, spend.level), place, spend.claim.threshold
             )
@@ -142,11 +134,9 @@ class TopStatistic(UnknownKeys):
         found = dict.fromkeys(answer.place[self.column.name] for answer in answers)
         return {} if self.groups.by else {self.column.name: tuple(found)}
 
-    def keys(self, table: PrivateTable) -> list[Hashable]:
-        """The word of each record."""
-        return [
-            None if text is None else text[:MOST_WORD] for text in table.texts(self.column.name)
-        ]
+    def keys(self) -> tuple[Expression, ...]:
+        """The word of a record."""
+        return (text(self.column.name, MOST_WORD),)
 
     def found(
         self,
@@ -163,7 +153,7 @@ class TopStatistic(UnknownKeys):
                 counted(self.text, [count], spread, within(place, {self.column.name: str(word)})),
                 note=note,
             )
-            for word, count in found
+            for (word,), count in found
         ]
 
 
@@ -173,15 +163,15 @@ class RangeStatistic(UnknownKeys):
     numbers may lie outside.
     """
 
-    def keys(self, table: PrivateTable) -> list[Hashable]:
-        """The sign and the power of two of each number: 2^(key - 1) <= |number| < 2^key."""
-        numbers = table.raw(self.column.name)
-        signs, powers = np.sign(np.nan_to_num(numbers)), np.frexp(np.nan_to_num(numbers))[1]
-        powers = np.clip(powers, -FARTHEST, FARTHEST)
-        return [
-            None if math.isnan(x) else (int(s), int(p) if s else 0)
-            for x, s, p in zip(numbers, signs, powers, strict=True)
-        ]
+    def keys(self) -> tuple[Expression, ...]:
+        """The sign and the power of two of a number: 2^(key - 1) <= |number| < 2^key; the sign of a
+        missing one is none.
+        """
+        given = raw(self.column.name)
+        sign = choose(given > 0, 1.0, choose(given < 0, -1.0, choose(given.missing(), given, 0.0)))
+        edges = [2.0**k for k in range(-FARTHEST, FARTHEST)]
+        power = (given * sign).place(edges) - FARTHEST
+        return (sign, choose(sign.equals(0.0), 0, power))
 
     def found(
         self,
@@ -192,8 +182,9 @@ class RangeStatistic(UnknownKeys):
     ) -> list[Answer]:
         """See `UnknownKeys`."""
         note = f"powers of two with fewer than {threshold} records after noise are left out"
-        low = min((math.ldexp(s, p if s < 0 else p - 1) for s, p in counts), default=None)
-        high = max((math.ldexp(s, p if s > 0 else p - 1) for s, p in counts), default=None)
+        ends = [(s, int(p)) for s, p in counts]
+        low = min((math.ldexp(s, p if s < 0 else p - 1) for s, p in ends), default=None)
+        high = max((math.ldexp(s, p if s > 0 else p - 1) for s, p in ends), default=None)
         return [
             Answer(self.text, value, place=within(place, {"end": end}), note=note)
             for end, value in (("low", low), ("high", high))

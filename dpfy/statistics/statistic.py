@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,18 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded, Permit
+from dpfy.engines.aggregates import CellSums, SumRequest, engine_of
+from dpfy.engines.contributions import ContributionLimit
+from dpfy.engines.expressions import TRUE, Expression, counted_where, of
 from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
+from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.discrete import DiscreteLaplaceMechanism
 from dpfy.mechanisms.grid import Grid, Laid
 from dpfy.statistics.answer import LEVEL, Answer, NoiseLaw, within
 from dpfy.statistics.claim import MOST_DOMAIN, BudgetShare, StatisticClaim
 from dpfy.statistics.groups import Bins, GroupBy
-from dpfy.statistics.units import ContributionLimit
 from dpfy.tables.columns import Column, RangedColumn, WordColumn
-from dpfy.tables.table import PrivateTable
+from dpfy.tables.schema import Schema
 
 FINE, WIDEST = 24, 44
 """Bits between a contribution and a step of the grid, and between the noise and a step, at most."""
@@ -46,6 +50,12 @@ class Spend:
     permit: Permit
     randomness: Randomness | None = None
     level: float = LEVEL
+
+    @property
+    def key(self) -> str:
+        """Chooses which rows of a person are used: one for all statistics of a run."""
+        words = Bits(self.randomness or Randomness.from_os(), "rows that are used", 0).words(2)
+        return "".join(f"{word:016x}" for word in words.tolist())
 
 
 @dataclass(frozen=True)
@@ -95,7 +105,7 @@ class Statistic(ABC):
         """The claim of this statistic, where it may spend `share`."""
 
     @abstractmethod
-    def release(self, table: PrivateTable, spend: Spend) -> list[Answer]:
+    def release(self, table: Any, spend: Spend) -> list[Answer]:
         """The answers.
 
         Guarantees: the bill of the permit is the claim's, which is all that is done. What the
@@ -112,12 +122,22 @@ class Statistic(ABC):
         """The statistic over the words, by column, that were found and released before it."""
         return replace(self, groups=self.groups.knowing(words)) if self.groups.open else self
 
-    def used(
-        self, table: PrivateTable, contribution: ContributionLimit, counted: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The group of each record, and which of the records that count are used."""
-        groups = np.where(counted, self.groups.codes(table), -1)
-        return groups, contribution.kept(table.owners, groups)
+    def group(self, schema: Schema) -> Expression:
+        """The group of a record; -1 where it is not counted."""
+        return self.groups.code(schema)
+
+    def histograms(
+        self, table: Any, spend: Spend, place: Expression, size: int, counted: Expression
+    ) -> Iterator[NDArray[np.int64]]:
+        """For each group how many records that are used lie in each place below `size`."""
+        engine = engine_of(table)
+        group = counted_where(self.group(engine.schema), counted)
+        at = group * size + place
+        asked = SumRequest(group, (at,), (), spend.contribution, spend.key)
+        sums = engine.sums(asked)
+        starts = np.searchsorted(sums.at, np.arange(self.groups.count + 1) * size)
+        for k, (start, end) in enumerate(pairwise(starts)):
+            yield CellSums(sums.at[start:end] - k * size, sums.totals[start:end]).dense(size)[:, 0]
 
 
 @dataclass(frozen=True)
@@ -146,14 +166,13 @@ class SumStatistic(Statistic):
     def one(self, norm: str) -> Bound:
         """What one record adds at most; `norm` (l1 or l2) is the one that will be billed."""
 
-    def rows(self, table: PrivateTable, norm: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The cell of each record (-1: it adds nothing) and what it adds there."""
-        cells = self.placed(table)
-        return cells, np.ones((len(cells), 1))
+    def rows(self, norm: str) -> tuple[Expression, list[Expression]]:
+        """The cell of a record (-1: it adds nothing) and the numbers that it adds there."""
+        return self.placed(), []
 
-    def placed(self, table: PrivateTable) -> NDArray[np.int64]:
-        """The cell of each record."""
-        return np.zeros(table.size, np.int64)
+    def placed(self) -> Expression:
+        """The cell of a record."""
+        return of(0)
 
     def leading(self, norm: str) -> Sequence[float]:
         """How the main answer is made of the released numbers of a cell, up to a factor that does
@@ -168,29 +187,35 @@ class SumStatistic(Statistic):
         """The answers of one group from its noisy sums [cells, width]."""
 
     def total(
-        self, table: PrivateTable, contribution: ContributionLimit, norm: str, grid: Grid | None
+        self,
+        table: Any,
+        contribution: ContributionLimit,
+        norm: str,
+        grid: Grid | None,
+        key: str = "",
     ) -> Bounded[Any]:
-        """The sums [groups, cells, width] without noise: whole numbers, or on a grid.
+        """The sums [groups, cells, width] without noise: whole numbers, or on a grid. `table` is a
+        private table, or an engine.
 
         Guarantees: adding or removing all records of a unit changes them by at most the bound,
         whatever the cells of the table hold.
         """
-        places, values = self.rows(table, norm)
-        groups, kept = self.used(table, contribution, places >= 0)
-        at = (groups * self.cells + places)[kept]
-        count, width = self.groups.count * self.cells, values.shape[1]
-        shape = (self.groups.count, self.cells, width)
+        engine = engine_of(table)
+        place, numbers = self.rows(norm)
+        one, values = self.one(norm), []
+        if grid is not None and not self.whole:
+            values = [grid_steps(number, grid, one) for number in numbers]
+        group = counted_where(self.group(engine.schema), TRUE if place == of(0) else place >= 0)
+        at = group if self.cells == 1 else group * self.cells + place
+        asked = SumRequest(group, (at,), tuple(values), contribution, key)
+        totals = engine.sums(asked).dense(self.groups.count * self.cells)
+        totals = totals.reshape(self.groups.count, self.cells, -1)
         if self.whole:
-            counts = np.bincount(at, minlength=count).astype(np.int64)
-            whole = Bounded(counts.reshape(shape), contribution.bound(self.one(norm)))
+            whole = Bounded(totals, contribution.bound(one))
             return whole if grid is None else grid.lay(whole)
         assert grid is not None
-        totals = np.zeros((count, width), np.int64)
-        bound = grid.sum(np.zeros((0, width)), self.one(norm)).bound
-        for cell, rows in enumerate(parted(values[kept], at, count)):
-            if len(rows):
-                totals[cell] = grid.sum(rows, self.one(norm)).value.counts
-        return Bounded(Laid(grid, totals.reshape(shape)), contribution.bound(bound))
+        bound = grid.sum(np.zeros((0, len(values))), one).bound
+        return Bounded(Laid(grid, totals), contribution.bound(bound))
 
     def claim(
         self, contribution: ContributionLimit, share: BudgetShare, **about: Any
@@ -208,19 +233,17 @@ class SumStatistic(Statistic):
         """See `Statistic`."""
         return spread_of(claim).error(self.leading(norm_of(claim)))
 
-    def release(self, table: PrivateTable, spend: Spend) -> list[Answer]:
+    def release(self, table: Any, spend: Spend) -> list[Answer]:
         """See `Statistic`."""
         norm, tool = norm_of(spend.claim), spend.claim.tool
         assert isinstance(tool, LaplaceMechanism | GaussianMechanism | DiscreteLaplaceMechanism)
         if isinstance(tool, DiscreteLaplaceMechanism):
-            total, spread = (
-                self.total(table, spend.contribution, norm, None),
-                spread_of(spend.claim, spend.level),
-            )
+            total = self.total(table, spend.contribution, norm, None, spend.key)
+            spread = spread_of(spend.claim, spend.level)
         else:
             bound = spend.contribution.bound(self.one(norm))
             grid = self.grid(tool, bound, self.groups.count * self.cells * self.width(norm))
-            total = self.total(table, spend.contribution, norm, grid)
+            total = self.total(table, spend.contribution, norm, grid, spend.key)
             scale = tool.scale(total.bound)
             spread = NoiseLaw(spend.claim.mechanism, scale, level=spend.level)
         return self.answers(tool.release(total, spend.permit, spend.randomness).value, spread, norm)
@@ -242,10 +265,10 @@ class SumStatistic(Statistic):
         return found
 
 
-def parted(values: NDArray[Any], at: NDArray[np.int64], count: int) -> list[NDArray[Any]]:
-    """Values by the place, below `count`, that each belongs to."""
-    order = np.argsort(at, kind="stable")
-    return np.split(values[order], np.searchsorted(at[order], np.arange(1, count)))
+def grid_steps(number: Expression, grid: Grid, one: Bound) -> Expression:
+    """What a record adds as whole steps of a grid, at most the bound of one record."""
+    most = grid.most_steps(one)
+    return (number * 2.0**-grid.exponent).clip(-most, most).whole()
 
 
 def norm_of(claim: StatisticClaim) -> str:

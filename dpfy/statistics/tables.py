@@ -14,16 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.values import Bound, Bounded
+from dpfy.engines.aggregates import SumRequest, engine_of
+from dpfy.engines.contributions import ContributionLimit
+from dpfy.engines.expressions import (
+    Expression,
+    choose,
+    code,
+    counted_where,
+    number,
+    of,
+)
 from dpfy.mechanisms.grid import Grid
 from dpfy.statistics.answer import Answer, NoiseLaw, ratio
 from dpfy.statistics.groups import Bins
 from dpfy.statistics.statistic import SumStatistic, counted
-from dpfy.statistics.units import ContributionLimit
 from dpfy.tables.columns import RangedColumn, WordColumn
-from dpfy.tables.table import PrivateTable
 
 Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -51,10 +58,10 @@ class BinCounts(CellCounts):
         """Bins."""
         return len(self.bins.labels)
 
-    def placed(self, table: PrivateTable) -> Codes:
-        """The bin of each number; a missing one, or one outside the edges, has none."""
-        found = self.bins.codes(table)
-        return np.where(found < self.cells, found, -1)
+    def placed(self) -> Expression:
+        """The bin of a number; a missing one, or one outside the edges, has none."""
+        found = self.bins.code()
+        return counted_where(found, found < self.cells)
 
     def group_answers(self, sums: Floats, spread: NoiseLaw, norm: str) -> Iterator[Answer]:
         """See `SumStatistic`."""
@@ -81,12 +88,9 @@ class Contingency(CellCounts):
         """Combinations."""
         return math.prod(self.shape)
 
-    def placed(self, table: PrivateTable) -> Codes:
-        """The combination of each record."""
-        found = np.zeros(table.size, np.int64)
-        for column in self.columns:
-            found = found * len(column.cells) + table.codes(column.name)
-        return found
+    def placed(self) -> Expression:
+        """The combination of a record."""
+        return _combined(self.columns)
 
     def group_answers(self, sums: Floats, spread: NoiseLaw, norm: str) -> Iterator[Answer]:
         """See `SumStatistic`."""
@@ -131,18 +135,17 @@ class Accuracy(CellCounts):
         """See `whole`."""
         return Bound.scalar(1.0 if self.whole else 0.5)
 
-    def right(self, table: PrivateTable) -> NDArray[np.bool_]:
-        """Where both say the same. A word that is not listed is never right."""
-        truth, guess = np.array([*self.truth.words, ""]), np.array([*self.guess.words, ""])
-        said, due = guess[table.codes(self.guess.name)], truth[table.codes(self.truth.name)]
-        return np.asarray((said == due) & (table.codes(self.truth.name) < len(self.truth.words)))
+    def right(self) -> Expression:
+        """Whether both say the same. A word that is not listed is never right."""
+        place = {word: k for k, word in enumerate(self.truth.words)}
+        said = [place.get(word, -1) for word in self.guess.cells]
+        return code(self.guess.name).lookup(said).equals(code(self.truth.name))
 
-    def rows(self, table: PrivateTable, norm: str) -> tuple[Codes, Floats]:
+    def rows(self, norm: str) -> tuple[Expression, list[Expression]]:
         """See `SumStatistic`."""
-        right = self.right(table)
         if self.whole:
-            return np.where(right, 0, 1), np.ones((table.size, 1))
-        return np.zeros(table.size, np.int64), np.where(right, 0.5, -0.5)[:, None]
+            return choose(self.right(), 0, 1), []
+        return of(0), [choose(self.right(), 0.5, -0.5)]
 
     def group_answers(self, sums: Floats, spread: NoiseLaw, norm: str) -> Iterator[Answer]:
         """See `SumStatistic`."""
@@ -189,22 +192,17 @@ class Calibration(SumStatistic):
         """A record counts once, and lies within its bin; the distance is weighted by one half."""
         return Bound(math.sqrt(1.25), 1.5, 1.0)
 
-    def _bin(self, table: PrivateTable) -> tuple[Codes, Floats]:
-        low, high = self.probability.low, self.probability.high
-        share = (table.numbers(self.probability.name) - low) / (high - low)
-        known = np.nan_to_num(share)
-        found = np.clip(np.floor(known * self.bins), 0, self.bins - 1)
-        return np.where(np.isnan(share), -1, found).astype(np.int64), 2 * (
-            known * self.bins - found
-        ) - 1
-
-    def rows(self, table: PrivateTable, norm: str) -> tuple[Codes, Floats]:
+    def rows(self, norm: str) -> tuple[Expression, list[Expression]]:
         """See `SumStatistic`. The last class counts as having happened; other words add nothing."""
-        bins, distance = self._bin(table)
-        codes = table.codes(self.label.name)
-        happened = codes == len(self.label.words) - 1
-        cells = np.where((bins >= 0) & (codes < len(self.label.words)), 2 * bins + happened, -1)
-        return cells, np.stack([np.ones(len(cells)), distance / 2], axis=1)
+        low, high = self.probability.low, self.probability.high
+        given = number(self.probability.name)
+        share = (given.filled(low) - low) / (high - low) * float(self.bins)
+        found = share.floor().clip(0, self.bins - 1)
+        distance = (share - found) * 2.0 - 1.0
+        codes, classes = code(self.label.name), len(self.label.words)
+        cell = (found * 2.0 + choose(codes.equals(classes - 1), 1.0, 0.0)).whole()
+        counted = ~given.missing() & (codes < classes)
+        return counted_where(cell, counted), [of(1.0), distance / 2.0]
 
     def group_answers(self, sums: Floats, spread: NoiseLaw, norm: str) -> Iterator[Answer]:
         """See `SumStatistic`."""
@@ -232,6 +230,15 @@ class Calibration(SumStatistic):
             place={"of": "expected calibration error"},
             note="biased upward",
         )
+
+
+def _combined(columns: Sequence[WordColumn]) -> Expression:
+    """The place of a record among all combinations of words."""
+    first, *rest = columns
+    found = code(first.name)
+    for column in rest:
+        found = found * len(column.cells) + code(column.name)
+    return found
 
 
 def consistent(
@@ -305,23 +312,24 @@ class Margins(SumStatistic):
         return Bound(math.sqrt(len(self.kept)) * (1 + 2.0**-50), float(len(self.kept)), 1.0)
 
     def total(
-        self, table: PrivateTable, contribution: ContributionLimit, norm: str, grid: Grid | None
+        self,
+        table: Any,
+        contribution: ContributionLimit,
+        norm: str,
+        grid: Grid | None,
+        key: str = "",
     ) -> Bounded[Any]:
         """See `SumStatistic`."""
-        groups, kept = self.used(table, contribution, np.ones(table.size, bool))
-        parts = []
+        engine, width = engine_of(table), self.width(norm)
+        group, cells, start = self.group(engine.schema), [], 0
         for axes in self.kept:
-            at, size = groups, math.prod(self.shape[a] for a in axes)
-            for a in axes:
-                at = at * self.shape[a] + table.codes(self.columns[a].name)
-            parts.append(
-                np.bincount(at[kept], minlength=self.groups.count * size).reshape(
-                    self.groups.count, 1, size
-                )
-            )
-        total = Bounded(
-            np.concatenate(parts, axis=2).astype(np.int64), contribution.bound(self.one(norm))
-        )
+            place = _combined([self.columns[a] for a in axes])
+            cells.append(group * width + place + start)
+            start += math.prod(self.shape[a] for a in axes)
+        asked = SumRequest(group, tuple(cells), (), contribution, key)
+        counts = engine.sums(asked).dense(self.groups.count * width)
+        shape = (self.groups.count, 1, width)
+        total = Bounded(counts.reshape(shape), contribution.bound(self.one(norm)))
         return total if grid is None else grid.lay(total)
 
     def group_answers(self, sums: Floats, spread: NoiseLaw, norm: str) -> Iterator[Answer]:

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -21,20 +22,24 @@ Mask = NDArray[np.bool_]
 PLAIN = frozenset({str, int, float, type(None)})
 """Cells of these types that are equal are the same word."""
 EPOCH = date(1970, 1, 1).toordinal()
-DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+LARGE = 2.0**63
+"""Whole floats from here on are written as floats."""
 
 
 def word(cell: Any) -> str:
     """A cell as a word, "" where it has none: whole floats as whole numbers, since missing cells
-    make floats of them.
+    make floats of them; decimals with the digits that they have.
     """
     if type(cell) is str:
         return cell.strip()
     try:
         if cell is None or cell != cell:  # NaN is not itself
             return ""
-        whole = isinstance(cell, float | np.floating) and float(cell).is_integer()
-        return str(int(cell)) if whole else str(cell).strip()
+        if isinstance(cell, float | np.floating):
+            whole = float(cell).is_integer() and abs(float(cell)) < LARGE
+            return str(int(cell)) if whole else str(float(cell))
+        return format(cell, "f") if isinstance(cell, Decimal) else str(cell).strip()
     except Exception:  # whatever an object of a stranger does when it is shown
         return ""
 
@@ -42,9 +47,11 @@ def word(cell: Any) -> str:
 def number(cell: Any, missing: Sequence[str]) -> float:
     """A cell as a number: infinite where it is beyond every float, NaN where it is none."""
     try:
-        if isinstance(cell, str) and ("_" in cell or cell.strip() in missing):
-            return math.nan
-        return float(cell)
+        if isinstance(cell, str):
+            text = cell.strip()
+            plain = text.isascii() and "_" not in text and text not in missing
+            return float(text) if plain else math.nan
+        return math.nan if isinstance(cell, bytes | bytearray) else float(cell)
     except OverflowError:
         return math.inf if str(cell)[:1] != "-" else -math.inf
     except Exception:  # text, an object, nothing
@@ -62,7 +69,7 @@ def numbers(cells: Any, missing: Sequence[str]) -> Floats:
         held = held.tolist()
     if set(map(type, held)) <= {str} and not any(number(m, ()) == number(m, ()) for m in missing):
         try:
-            if "_" not in "".join(held):
+            if "_" not in (text := "".join(held)) and text.isascii():
                 return np.fromiter(map(float, held), np.float64, len(held))
         except ValueError:  # one of them is no number
             pass

@@ -58,9 +58,11 @@ class PrivateTable:
         self._found: dict[str, Any] = {}
         self._settled: dict[str, Any] = {}
         self.owners: Codes | None = None
+        self.owner_words: list[str] = []
+        """The owners by their numbers; without them the numbers are their names."""
         names = () if owner is None else owner_columns("owner", owner)
         if len(names) == 1:
-            self.owners = owners_of(self.cells(names[0]))
+            self.owners, self.owner_words = owners_of(self.cells(names[0]))
         elif names:
             most = check.integer("at_most", at_most)
             self._keep(shared.within_limit(shared.numbered([*map(self.cells, names)]), most))
@@ -160,12 +162,12 @@ class PrivateTable:
         return read + "\1".join(texts).encode("utf-8", "surrogatepass") + self.raw(name).tobytes()
 
 
-def owners_of(cells: Any) -> Codes:
-    """Whose each row is, as numbers; -1 where it names nobody."""
+def owners_of(cells: Any) -> tuple[Codes, list[str]]:
+    """Whose each row is, as numbers; -1 where it names nobody. And the words of the numbers."""
     words, places = reading.distinct(cells)
     known: dict[str, int] = {"": -1}
     codes = [known.setdefault(text, len(known) - 1) for text in [*words, ""]]
-    return np.array(codes, np.int64)[places]
+    return np.array(codes, np.int64)[places], list(known)[1:]
 
 
 def owner_names(cells: Any) -> np.ndarray:

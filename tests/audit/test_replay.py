@@ -16,6 +16,7 @@ from dpfy.core import events
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded, mock_permit
+from dpfy.engines.contributions import ContributionLimit
 from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 from dpfy.mechanisms.aggregate import AggregateMean, AggregateMedian
 from dpfy.mechanisms.candidates import PrivateSelection
@@ -31,7 +32,6 @@ from dpfy.mechanisms.votes import MOVED, GaussianArgmax, GaussianThreshold
 from dpfy.statistics import functions, language
 from dpfy.statistics.claim import BudgetShare
 from dpfy.statistics.statistic import Spend
-from dpfy.statistics.units import ContributionLimit, coded
 from dpfy.tables.table import PrivateTable
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "statistics"))
@@ -155,9 +155,7 @@ def asked(text, family, contribution=ONE, records=None, **about):
 
     def run(rows):
         cells = {name: [row[name] for row in rows] for name in COLUMNS}
-        table = PrivateTable(cells, COLUMNS)
-        if contribution.records > 1:
-            table.owners = coded([str(row["id"]) for row in rows])
+        table = PrivateTable(cells, COLUMNS, "id" if contribution.records > 1 else None)
         permit = mock_permit(claim.event, claim.releases, claim.name, adjacency=claim.adjacency)
         return [
             a.to_json()
@@ -207,8 +205,8 @@ def test_different_persons_are_counted_once_in_each_group(tail, contribution):
     claim = statistic.claim(contribution, BudgetShare(0.8, "laplace"))
 
     def run(rows):
-        table = PrivateTable({name: [row[name] for row in rows] for name in COLUMNS}, COLUMNS)
-        table.owners = coded([str(row["id"]) for row in rows])
+        cells = {name: [row[name] for row in rows] for name in COLUMNS}
+        table = PrivateTable(cells, COLUMNS, "id")
         permit = mock_permit(claim.event, claim.releases, claim.name)
         return [
             a.to_json()

@@ -359,8 +359,8 @@ def test_an_interrupted_query_resumes_to_the_same_answers_and_refuses_other_data
     real, calls = SumStatistic.release, []
 
     def stopped(self, table, spend):
-        calls.append(table.size)
-        if table.size and calls.count(200) == 2:
+        calls.append(table.rows())
+        if table.rows() and calls.count(200) == 2:
             raise KeyboardInterrupt
         return real(self, table, spend)
 
@@ -404,7 +404,7 @@ def test_an_interruption_says_how_to_go_on(files, capsys, monkeypatch):
     real = SumStatistic.release
 
     def stopped(self, table, spend):
-        if table.size:
+        if table.rows():
             raise KeyboardInterrupt
         return real(self, table, spend)
 
@@ -588,12 +588,12 @@ def test_the_salary_mean_of_the_guide():
     from dpfy.accounting import gaussian
     from dpfy.core.randomness import Randomness
     from dpfy.core.values import mock_permit
+    from dpfy.engines.contributions import ContributionLimit
     from dpfy.mechanisms.additive import GaussianMechanism
     from dpfy.statistics.claim import BudgetShare
     from dpfy.statistics.functions import build
     from dpfy.statistics.language import parse
     from dpfy.statistics.statistic import spread_of
-    from dpfy.statistics.units import ContributionLimit
     from dpfy.tables.columns import Number
     from dpfy.tables.table import PrivateTable
 

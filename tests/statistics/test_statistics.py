@@ -18,13 +18,13 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import mock_permit
+from dpfy.engines.contributions import ContributionLimit, coded
 from dpfy.statistics import functions, language
 from dpfy.statistics.answer import NoiseLaw, ratio
 from dpfy.statistics.claim import BudgetShare
 from dpfy.statistics.quantiles import RankTarget
 from dpfy.statistics.statistic import Spend, spread_of
 from dpfy.statistics.tables import consistent
-from dpfy.statistics.units import ContributionLimit, coded
 from dpfy.tables.columns import OTHER
 from dpfy.tables.table import PrivateTable
 

@@ -15,7 +15,7 @@ from dpfy_lab.selftest.mistake import mistake
 from dpfy_lab.selftest.patch import Patch
 
 HOME = "dpfy.statistics"
-LIMIT = f"{HOME}.units.ContributionLimit"
+LIMIT = "dpfy.engines.contributions.ContributionLimit"
 COUNTS, SUMS, MARGINS, RANKS, WORDS = (
     REPLAYED.of(name) for name in ("counts", "sums", "margins", "ranks", "keys")
 )
@@ -26,12 +26,11 @@ def _(patch: Patch) -> None:
     def settle(real: Any, self: Any, found: Any) -> Any:
         return real(replace(self, low=min(self.low, -1e3), high=max(self.high, 1e3)), found)
 
-    def total(real: Any, self: Any, rows: Any, bound: Any, *unit: Any) -> Any:
-        whole = real(self, rows, Bound(1e3, 1e3, 1e3), *unit)
-        return replace(whole, bound=real(self, rows[:0], bound, *unit).bound)
+    def most(real: Any, self: Any, bound: Any) -> Any:
+        return real(self, Bound(1e3, 1e3, 1e3))
 
     patch.around("dpfy.tables.columns.RangedColumn.settle", settle)
-    patch.around("dpfy.mechanisms.grid.Grid.sum", total)
+    patch.around("dpfy.mechanisms.grid.Grid.most_steps", most)
 
 
 @mistake(
@@ -40,7 +39,7 @@ def _(patch: Patch) -> None:
     COUNTS,
     f"{LIMIT}.kept",
 )
-def _(real: Any, self: Any, owners: Any, groups: Any) -> Any:
+def _(real: Any, self: Any, owners: Any, groups: Any, *more: Any) -> Any:
     return groups >= 0
 
 
@@ -78,13 +77,13 @@ def _(real: Any, self: Any, norm: str) -> Any:
     "bins-at-quantiles",
     "the edges of a histogram are the quantiles of the data",
     COUNTS,
-    f"{HOME}.tables.BinCounts.placed",
+    "dpfy.engines.expressions._one",
 )
-def _(real: Any, self: Any, table: Any) -> Any:
-    values = np.nan_to_num(table.numbers(self.bins.name))
-    shares = np.linspace(0, 1, len(self.bins.edges))
-    edges = np.quantile(values, shares) if len(values) else np.array(self.bins.edges)
-    return np.clip(np.searchsorted(edges, values) - 1, 0, self.cells - 1)
+def _(real: Any, op: str, parts: Any, table: Any) -> Any:
+    if op != "place" or not len(parts[0]):
+        return real(op, parts, table)
+    shares = np.linspace(0, 1, len(parts[1]))
+    return real(op, [parts[0], np.quantile(np.nan_to_num(parts[0]), shares)], table)
 
 
 @mistake("mean-exact-count", "a noisy sum is divided by the exact number of records", SUMS)
@@ -92,7 +91,7 @@ def _(patch: Patch) -> None:
     size: list[int] = []
 
     def release(real: Any, self: Any, table: Any, spend: Any) -> Any:
-        size[:] = [table.size]
+        size[:] = [table.rows()]
         return real(self, table, spend)
 
     def ratio(real: Any, above: Any, below: Any, *rest: Any) -> Any:
@@ -111,7 +110,7 @@ def _(patch: Patch) -> None:
 )
 def _(real: Any, self: Any, table: Any, spend: Any) -> Any:
     found = real(self, table, spend)
-    met = {word for name in ("job", "sex") for word in table.texts(name)}
+    met = {word for name in ("job", "sex") for word in table.table.texts(name)}
     return [answer for answer in found if {*answer.place.values()} <= met or not answer.place]
 
 
@@ -150,9 +149,9 @@ def _(real: Any, self: Any, counts: Any, *rest: Any) -> Any:
     "keys-per-person-unbounded",
     "a person may have any number of words, the threshold is for a few of them",
     WORDS,
-    f"{HOME}.units._rank",
+    "dpfy.engines.contributions._rank",
 )
-def _(real: Any, *keys: Any) -> Any:
+def _(real: Any, hashes: Any, keys: Any) -> Any:
     return np.zeros(len(keys[0]), np.int64)
 
 

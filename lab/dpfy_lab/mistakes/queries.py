@@ -41,7 +41,7 @@ def _(real: Any, claims: Any) -> Any:
 )
 def _(real: Any, data: Any, made: Any) -> Any:
     table = real(data, made)
-    table.owners = None
+    table.table.owners = None
     return table
 
 
@@ -52,8 +52,9 @@ def _(real: Any, data: Any, made: Any) -> Any:
     "dpfy.tables.table.owners_of",
 )
 def _(real: Any, cells: Any) -> Any:
-    found = real(cells)
-    return np.where(found < 0, found, 2 * found + np.arange(len(found)) % 2)
+    found, words = real(cells)
+    twice = [f"{word} {k}" for word in words for k in range(2)]
+    return np.where(found < 0, found, 2 * found + np.arange(len(found)) % 2), twice
 
 
 @mistake("query-reads-first", "data is read before the query is reserved", ORDER, f"{RUN}.answer")
@@ -114,13 +115,13 @@ def told_beside(change: Callable[[Any, Any], Any]) -> Callable[[Patch], None]:
 
 
 mistake("query-records-told", "an answer notes how many records it was made of", COUNTS)(
-    told_beside(lambda answers, table: [replace(a, note=f"of {table.size}") for a in answers])
+    told_beside(lambda answers, table: [replace(a, note=f"of {table.rows()}") for a in answers])
 )
 
 
 def by_truth(answers: Any, table: Any) -> Any:
     """Sorted by how many records have each word."""
-    words = [word for name in ("job", "sex") for word in table.texts(name)]
+    words = [word for name in ("job", "sex") for word in table.table.texts(name)]
     return sorted(answers, key=lambda a: -sum(words.count(word) for word in a.place.values()))
 
 

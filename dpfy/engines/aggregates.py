@@ -1,0 +1,222 @@
+"""The one interface between families and tables: sums of whole numbers over bounded contributions.
+
+An engine answers two questions. `sums` adds up what rows add to numbered cells; `counts` counts
+rows by keys that are not public. Both use at most so many rows of a person (`ContributionLimit`),
+chosen by a keyed hash. What comes back is whole numbers: the same in every engine, whatever the
+order of the rows, their partitions and the number of threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfy.core.errors import InvalidInput
+from dpfy.engines.contributions import ContributionLimit
+from dpfy.engines.expressions import TRUE, Expression, absent, evaluate
+from dpfy.tables.columns import Number
+from dpfy.tables.schema import Schema
+from dpfy.tables.table import PrivateTable
+
+MOST = 1 << 62
+"""The end of the range of a sum; see `dpfy.mechanisms.grid`."""
+
+
+@dataclass(frozen=True)
+class SumRequest:
+    """Sums over rows. A row of a group (a whole number, not below 0) adds each of `values`, or 1
+    where there are none, to each of its `cells`.
+
+    Args:
+        group: What the limits of a person count as one group; -1 where the row is not counted.
+        cells: Places that the row adds to.
+        values: Whole numbers.
+        limit: How many rows of a person are used.
+        key: Chooses them; it follows from the secret of the run.
+    """
+
+    group: Expression
+    cells: tuple[Expression, ...]
+    values: tuple[Expression, ...] = ()
+    limit: ContributionLimit = field(default_factory=ContributionLimit)
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class CountRequest:
+    """Counts of rows by a group and keys that are not public; a row without a key is not counted.
+    Each combination is a group for the limits of a person.
+    """
+
+    group: Expression
+    keys: tuple[Expression, ...]
+    limit: ContributionLimit = field(default_factory=ContributionLimit)
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class CellSums:
+    """The sums of the cells that rows add to: their places, and whole numbers [places, width]."""
+
+    at: NDArray[np.int64]
+    totals: NDArray[Any]
+
+    def dense(self, cells: int) -> NDArray[np.int64]:
+        """All cells [cells, width]. What leaves 62 bits counts as the end of the range."""
+        found = np.zeros((cells, self.totals.shape[1]), np.int64)
+        found[self.at] = np.clip(self.totals, -MOST, MOST).astype(np.int64)
+        return found
+
+
+class TableEngine(Protocol):
+    """What computes bounded aggregates of one table.
+
+    Guarantees: nothing but aggregates leaves it; no cell raises an error or changes a message.
+    """
+
+    name: str
+    schema: Schema
+    owned: bool
+
+    def sums(self, asked: SumRequest) -> CellSums:
+        """Sums of whole numbers."""
+
+    def counts(self, asked: CountRequest) -> dict[tuple[Any, ...], int]:
+        """Counts by group and keys."""
+
+    def rows(self) -> int:
+        """The number of rows, which is private unless the caller has published it."""
+
+    def persons(self, most: int) -> TableEngine:
+        """A table with one row for each person, and one column: how many rows they have, at most
+        `most`.
+        """
+
+    def content(self, columns: Sequence[str], written: Sequence[str]) -> bytes:
+        """A hash of all that the answers depend on; `written` are columns that are read as they are
+        written too.
+        """
+
+
+CONTRIBUTIONS = "contributions"
+"""The column of a table of persons: how many rows each has."""
+
+
+def per_person(most: int) -> Schema:
+    """The columns of a table of persons."""
+    return Schema.of([Number(CONTRIBUTIONS, 0, most)])
+
+
+class MemoryEngine:
+    """The reference: a table in memory, and numpy."""
+
+    name = "memory"
+
+    def __init__(self, table: PrivateTable) -> None:
+        self.table, self.schema = table, table.schema
+        self.owned = table.owners is not None
+
+    def sums(self, asked: SumRequest) -> CellSums:
+        """See `TableEngine`."""
+        groups = _whole(asked.group, self.table)
+        cells = [_whole(cell, self.table) for cell in asked.cells]
+        values = [_whole(value, self.table) for value in asked.values]
+        kept = self._kept(asked.limit, groups, [*cells, *values], asked.key)
+        ones = np.ones(int(kept.sum()), np.int64)
+        at = np.concatenate([cell[kept] for cell in cells])
+        each = [value[kept] for value in values] or [ones]
+        return _summed(at, [np.tile(value, len(cells)) for value in each])
+
+    def counts(self, asked: CountRequest) -> dict[tuple[Any, ...], int]:
+        """See `TableEngine`."""
+        groups = _whole(asked.group, self.table)
+        keys = [
+            [None if cell != cell else cell for cell in evaluate(key, self.table).tolist()]
+            for key in asked.keys
+        ]
+        pairs = list(zip(groups.tolist(), *keys, strict=True))
+        known: dict[tuple[Any, ...], int] = {}
+        codes = [
+            -1 if pair[0] < 0 or None in pair else known.setdefault(pair, len(known))
+            for pair in pairs
+        ]
+        places = np.array(codes, np.int64)
+        named = list(known)
+        kept = self._kept(asked.limit, places, (), asked.key, named)
+        sizes = np.bincount(places[kept], minlength=len(named)).tolist()
+        return {pair: size for pair, size in zip(named, sizes, strict=True) if size}
+
+    def _kept(
+        self,
+        limit: ContributionLimit,
+        groups: NDArray[np.int64],
+        content: Sequence[NDArray[np.int64]],
+        key: str,
+        named: Sequence[tuple[Any, ...]] = (),
+    ) -> NDArray[np.bool_]:
+        labels = ["|".join(map(str, pair)) for pair in named]
+        return limit.kept(self.table.owners, groups, self.table.owner_words, content, key, labels)
+
+    def rows(self) -> int:
+        """See `TableEngine`."""
+        return self.table.size
+
+    def persons(self, most: int) -> TableEngine:
+        """See `TableEngine`."""
+        assert self.table.owners is not None
+        sizes = np.bincount(self.table.owners[self.table.owners >= 0])
+        return MemoryEngine(PrivateTable({CONTRIBUTIONS: sizes[sizes > 0]}, per_person(most)))
+
+    def content(self, columns: Sequence[str], written: Sequence[str]) -> bytes:
+        """See `TableEngine`."""
+        table = self.table
+        whole = hashlib.blake2b(str(table.size).encode())
+        for name in columns:
+            whole.update(name.encode() + b"\0" + table.content(name, name in written))
+        if (left_out := table.left_out()) is not None:
+            whole.update(left_out.tobytes())
+        if table.owners is not None:
+            whole.update(table.owners.tobytes())
+        return whole.digest()
+
+
+def engine_of(table: Any) -> TableEngine:
+    """The engine of a table; one in memory has the reference."""
+    if isinstance(table, PrivateTable):
+        return MemoryEngine(table)
+    if not hasattr(table, "sums"):
+        raise InvalidInput("data", type(table).__name__, "must be a table")
+    return table  # type: ignore[no-any-return]
+
+
+def _whole(asked: Expression, table: PrivateTable) -> NDArray[np.int64]:
+    return np.asarray(evaluate(asked, table)).astype(np.int64)
+
+
+def _summed(at: NDArray[np.int64], values: Sequence[NDArray[np.int64]]) -> CellSums:
+    """Exact sums by place, in Python's whole numbers."""
+    order = np.argsort(at, kind="stable")
+    places, starts = np.unique(at[order], return_index=True)
+    totals = np.zeros((len(places), len(values)), object)
+    for column, value in enumerate(values):
+        if len(places):
+            high, low = (
+                np.add.reduceat(half[order], starts).astype(object)
+                for half in (value >> 31, value & (1 << 31) - 1)
+            )
+            totals[:, column] = high * (1 << 31) + low
+    return CellSums(places, totals)
+
+
+def left_in(schema: Schema) -> Expression:
+    """Whether the schema counts a row: no cell that it must have is missing."""
+    found = TRUE
+    for column in schema.columns:
+        if column.drop:
+            found = found & ~absent(column.name)
+    return found

@@ -1,0 +1,249 @@
+"""DuckDB, the default engine: Parquet files, Arrow and Polars tables, and tables of DuckDB itself
+are read where they are.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
+from dpfy.engines.aggregates import TableEngine
+from dpfy.engines.dialects import Dialect
+from dpfy.engines.sql import SqlEngine, digest_of
+from dpfy.tables.cells import listed
+from dpfy.tables.schema import Schema
+
+SOURCE = "dpfy_source"
+INTEGERS = re.compile(r"U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?")
+FOOTER = 1 << 16
+"""Bytes at the end of a Parquet file that are hashed: what it says about its parts."""
+
+
+def kind_of(written: str) -> str:
+    """The kind of a type of DuckDB."""
+    if INTEGERS.fullmatch(written):
+        return "integer"
+    if written in ("DOUBLE", "FLOAT"):
+        return "float"
+    if written.startswith("DECIMAL"):
+        return "decimal"
+    if written == "TIMESTAMP WITH TIME ZONE":
+        return "instant"
+    if written == "TIMESTAMP_NS":
+        return "nanoseconds"
+    if written.startswith("TIMESTAMP"):
+        return "timestamp"
+    return {"VARCHAR": "text", "BOOLEAN": "boolean", "DATE": "date"}.get(written, "other")
+
+
+class DuckdbEngine(SqlEngine):
+    """A table that DuckDB reads.
+
+    Args:
+        connection: Where the table is.
+        source: A table expression, "read_parquet([...])" say.
+        schema: The public schema.
+        owner: The column that says whose a row is.
+        what: What messages call the source.
+        files: The files of the source, which must not change.
+    """
+
+    name = "duckdb"
+
+    def __init__(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        source: str,
+        schema: Any,
+        owner: str | None,
+        what: str,
+        files: Sequence[Path] = (),
+    ) -> None:
+        self.connection, self.what, self.files = connection, what, list(files)
+        described = self._guarded(f"DESCRIBE SELECT * FROM {source}")
+        if connection is not None and source != SOURCE:
+            self._guarded(f"CREATE OR REPLACE TEMP VIEW {SOURCE} AS SELECT * FROM {source}")
+            source = SOURCE
+        self._repaired = False
+        kinds = {name: kind_of(written) for name, written, *_ in described}
+        enums = {name for name, written, *_ in described if written.startswith("ENUM")}
+        self.names = list(kinds)
+        kinds |= dict.fromkeys(enums, "text")
+        held = Schema.of(schema)
+        cast = ", ".join(
+            f"CAST({Dialect().quoted(n)} AS VARCHAR) AS {Dialect().quoted(n)}" for n in enums
+        )
+        table = f"(SELECT * REPLACE ({cast}) FROM {source})" if enums else source
+        super().__init__(held, kinds, owner, f"{table} AS source", Dialect())
+        self._before = self._identity()
+
+    def fetch(self, sql: str) -> list[tuple[Any, ...]]:
+        """See `SqlEngine`. Files that changed since the table was opened are an error."""
+        found = self._guarded(sql)
+        if self._identity() != self._before:
+            raise Corrupt(self.what, "changed while it was read; run the query again")
+        return found
+
+    def keep(self, name: str, sql: str) -> None:
+        """See `SqlEngine`."""
+        self._guarded(f"CREATE OR REPLACE TEMP TABLE {name} AS {sql}")
+
+    def content(self, columns: Sequence[str], written: Sequence[str]) -> bytes:
+        """See `TableEngine`. Of files what tells one version from another: size, time of change, and the
+        end, which says what the parts are. Of tables a sum of hashes, whatever the order of rows.
+        """
+        if self.files:
+            return digest_of(
+                f"{path.name} {identity} {digest_of([_end(path)]).hex()}"
+                for path, identity in zip(self.files, self._before, strict=True)
+            )
+        read = {*columns, *(c.name for c in self.schema.columns if c.drop)}
+        read |= set() if self.owner is None else {self.owner}
+        parts = {name for name in read if name in self.kinds}
+        parts |= {c.name for c in self.schema.columns if any(n.startswith(c.name) for n in read)}
+        named = ", ".join(self.dialect.quoted(name) for name in sorted(parts)) or "1"
+        sql = f"SELECT COUNT(*), SUM(hash({named})::HUGEINT) FROM {self.table}"
+        return digest_of(self.fetch(sql)[0])
+
+    def _identity(self) -> list[tuple[int, int]]:
+        try:
+            return [(stat.st_size, stat.st_mtime_ns) for stat in map(Path.stat, self.files)]
+        except OSError:
+            raise Corrupt(self.what, "one of its files is gone; put it back") from None
+
+    def _guarded(self, sql: str) -> list[tuple[Any, ...]]:
+        """What DuckDB answers. No word of its messages is passed on: they quote cells."""
+        try:
+            return self.connection.execute(sql).fetchall()
+        except duckdb.OutOfMemoryException:
+            way = "ask fewer statistics at once, or give DuckDB more room"
+            raise Unsupported(
+                f"{self.what}: the query needs more memory than there is", way
+            ) from None
+        except duckdb.InvalidInputException as problem:
+            if "string encoding" in str(problem) and self.files and not self._repaired:
+                self._repair()
+                return self._guarded(sql)
+            raise Corrupt(self.what, "cannot be read: a file is missing or damaged") from None
+        except (duckdb.IOException, duckdb.HTTPException):
+            raise Corrupt(self.what, "cannot be read: a file is missing or damaged") from None
+        except duckdb.CatalogException:
+            raise InvalidInput("data", self.what, "names no table that DuckDB finds") from None
+        except duckdb.InterruptException:
+            raise KeyboardInterrupt from None
+        except duckdb.Error as problem:
+            kind = type(problem).__name__
+            raise Corrupt(self.what, f"DuckDB could not answer ({kind})") from None
+
+    def _repair(self) -> None:
+        """Copy the files into a table of the engine without the texts that are none: missing cells,
+        as everywhere.
+        """
+        import pyarrow.parquet
+
+        self._repaired, staged = True, "dpfy_staged"
+        for path in self.files:
+            at = str(path).replace("'", "''")
+            place = f"read_parquet(['{at}'], hive_partitioning = true)"
+            file = pyarrow.parquet.ParquetFile(path)
+            names = [row[0] for row in self._guarded(f"DESCRIBE SELECT * FROM {place}")]
+            parts = [self.dialect.quoted(n) for n in names if n not in file.schema_arrow.names]
+            for batch in file.iter_batches():
+                columns = {n: _valid(c) for n, c in zip(batch.schema.names, batch.columns)}
+                self.connection.register("dpfy_batch", pyarrow.table(columns))
+                sql = "SELECT * FROM dpfy_batch"
+                if parts:
+                    one = f"SELECT {', '.join(parts)} FROM {place} LIMIT 1"
+                    sql = f"SELECT batch.*, part.* FROM dpfy_batch AS batch, ({one}) AS part"
+                there = self._guarded(
+                    f"SELECT 1 FROM duckdb_tables() WHERE table_name = '{staged}'"
+                )
+                if there:
+                    self._guarded(f"INSERT INTO {staged} BY NAME {sql}")
+                else:
+                    self._guarded(f"CREATE TEMP TABLE {staged} AS {sql}")
+        self._guarded(f"CREATE OR REPLACE TEMP VIEW {SOURCE} AS SELECT * FROM {staged}")
+
+
+def _valid(column: Any) -> Any:
+    """An Arrow column without texts that are not UTF-8."""
+    try:
+        column.validate(full=True)
+    except Exception:
+        import pyarrow
+
+        return pyarrow.array(listed(column), column.type)
+    return column
+
+
+def connected() -> duckdb.DuckDBPyConnection:
+    """A database in memory that fetches nothing from elsewhere and keeps nothing."""
+    folder = tempfile.mkdtemp(prefix="dpfy-duckdb-")
+    found = duckdb.connect(":memory:")
+    for name, value in (
+        ("temp_directory", f"'{folder}'"),
+        ("temp_file_encryption", "true"),
+        ("autoinstall_known_extensions", "false"),
+        ("enable_progress_bar", "false"),
+        ("preserve_insertion_order", "false"),
+    ):
+        found.execute(f"SET {name} = {value}")
+    return found
+
+
+def of_parquet(files: Sequence[Path], schema: Any, owner: str | None, what: str) -> TableEngine:
+    """Parquet files with the same columns; folders named column=value are columns too."""
+    listed = ", ".join("'" + str(path).replace("'", "''") + "'" for path in files)
+    source = f"read_parquet([{listed}], hive_partitioning = true, union_by_name = true)"
+    return DuckdbEngine(connected(), source, schema, owner, what, files)
+
+
+def of_arrow(table: Any, schema: Any, owner: str | None, what: str) -> TableEngine:
+    """An Arrow table."""
+    connection = connected()
+    connection.register(SOURCE, table)
+    return DuckdbEngine(connection, SOURCE, schema, owner, what)
+
+
+def of_database(path: Path, table: str, schema: Any, owner: str | None) -> TableEngine:
+    """A table or a view of a database file, which is only read."""
+    what = f"{path.name}::{table}"
+    try:
+        connection = duckdb.connect(str(path), read_only=True)
+    except duckdb.Error:
+        raise Corrupt(path.name, "cannot be opened as a DuckDB database") from None
+    named = ".".join(Dialect().quoted(part) for part in table.split("."))
+    return DuckdbEngine(connection, named, schema, owner, what, [path])
+
+
+class RelationEngine(DuckdbEngine):
+    """A relation of the caller's own connection."""
+
+    def __init__(self, relation: Any, schema: Any, owner: str | None) -> None:
+        self.relation = relation
+        super().__init__(None, SOURCE, schema, owner, "the relation")  # type: ignore[arg-type]
+
+    def _guarded(self, sql: str) -> list[tuple[Any, ...]]:
+        self.connection = self  # type: ignore[assignment]
+        return super()._guarded(sql)
+
+    def execute(self, sql: str) -> Any:
+        """What the caller's connection answers."""
+        found = self.relation.query(SOURCE, sql)
+        return found if found is not None else self
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        """Of a statement without an answer."""
+        return []
+
+
+def _end(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - FOOTER))
+        return digest_of([file.read().hex()]).hex()
