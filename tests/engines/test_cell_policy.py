@@ -9,7 +9,6 @@ import random
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
