@@ -18,7 +18,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.gradients.autograd.tape import looking, probe_weights
+from dpfy.gradients.autograd.tape import looking
 from dpfy.gradients.engine import mapped, no_reentrant_checkpoints, tensors_in
 
 
@@ -328,7 +328,7 @@ class LossProbe:
         self.close()
         if batch < 2 or not watched:
             return
-        weights = probe_weights(losses)
+        weights = _probe_weights(losses)
         with looking(), no_reentrant_checkpoints():
             plain = torch.autograd.grad(
                 losses, watched, torch.ones_like(losses), retain_graph=True, allow_unused=True
@@ -350,3 +350,12 @@ class LossProbe:
                     "return one loss per unit computed from that unit alone; no batch statistics, "
                     "no contrast between examples",
                 )
+
+
+def _probe_weights(losses: Tensor) -> Tensor:
+    """Different weights for different losses, all powers of two: multiplying by them is exact in
+    every precision.
+    """
+    generator = torch.Generator().manual_seed(len(losses))
+    exponents = torch.randperm(len(losses), generator=generator) % 8
+    return torch.exp2(exponents.to(torch.float64)).to(losses)

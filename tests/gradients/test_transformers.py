@@ -325,7 +325,7 @@ def test_the_place_of_the_batch_is_measured_at_the_first_steps_alone(
         4
     ):  # at the first it turns out that positions have no batch, at the second where they meet it
         fast.bounded_sum(losses_of(model, given), FlatClip(1.0))
-    monkeypatch.setattr(fast, "_measure", lambda *rest: pytest.fail("measured again"))
+    monkeypatch.setattr(fast, "_refuted", lambda *rest: pytest.fail("measured again"))
     fast.bounded_sum(losses_of(model, given), FlatClip(1.0))
     assert fast.sums.steady == (name not in ("t5", "whisper", "clip", "mixtral"))
     fast.detach()

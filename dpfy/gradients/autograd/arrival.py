@@ -15,9 +15,9 @@ from torch.autograd.graph import GradientEdge
 
 from dpfy.core.errors import Unsupported
 from dpfy.gradients.autograd.descent import Descent
+from dpfy.gradients.autograd.graph_nodes import AutogradGraph
 from dpfy.gradients.autograd.tape import SAME_PLACE, Tape
 from dpfy.gradients.autograd.untracked import (
-    AutogradGraph,
     SplitPoint,
     UntrackedSplit,
     split_per_example,
@@ -35,11 +35,6 @@ class UntrackedSource:
     names: tuple[str, ...]
     node: Any
     where: tuple[Any, ...] | None = None
-
-    @property
-    def key(self) -> str:
-        """What its paths in the graph begin with."""
-        return self.names[0] if self.where is None else str(self.where[1].name)
 
     @property
     def target(self) -> Any:

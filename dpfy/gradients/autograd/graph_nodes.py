@@ -1,10 +1,11 @@
-"""What nodes of the autograd graph tell: the tensors that they saved, shapes, and where the numbers of a
-view lie in the tensor that is viewed.
+"""The autograd graph of a step, and what its nodes tell: the tensors that they saved, shapes, and
+where the numbers of a view lie in the tensor that is viewed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +14,56 @@ from torch import Tensor
 from dpfy.gradients.autograd.tape import BatchAxis
 from dpfy.gradients.per_example.contribution import Contribution, Places
 from dpfy.gradients.per_example.placed import ViewGradient
+
+
+@dataclass
+class AutogradGraph:
+    """The nodes above every node of one autograd graph."""
+
+    root: Any
+    parents: dict[Any, list[tuple[Any, int]]] = field(default_factory=dict)
+    leaves: dict[Tensor, Any] = field(default_factory=dict)
+    taps: list[Any] = field(default_factory=list)
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """What the graph does, in the order in which it was walked."""
+        return tuple([node.name() for node in self.parents])
+
+    @classmethod
+    def of(cls, losses: Tensor) -> AutogradGraph:
+        """Walk the graph under `losses` once."""
+        graph = cls(losses.grad_fn)
+        graph.parents[graph.root] = []
+        todo = [graph.root]
+        while todo:
+            node = todo.pop()
+            if hasattr(node, "variable"):
+                graph.leaves[node.variable] = node
+            elif hasattr(node, "where"):
+                graph.taps.append(node)
+            for i, (child, _) in enumerate(node.next_functions):
+                if child is None:
+                    continue
+                if child not in graph.parents:
+                    graph.parents[child] = []
+                    todo.append(child)
+                graph.parents[child].append((node, i))
+        return graph
+
+    def above(self, targets: Iterable[Any], known: Collection[Any] = ()) -> set[Any]:
+        """The nodes from which one of `targets` can be reached, those targets with them, but for
+        what lies above `known` ones.
+        """
+        todo = [target for target in targets if target in self.parents]
+        seen = set(todo)
+        while todo:
+            for parent, _ in self.parents[todo.pop()]:
+                if parent not in seen and parent not in known:
+                    seen.add(parent)
+                    todo.append(parent)
+        return seen
+
 
 Maker = Callable[[Tensor, int], Contribution]
 """The gradient that arrives at a node, and the number of examples, to the contribution at one input

@@ -7,25 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpfy.core import check
 from dpfy.core.errors import DpfyError, Unsupported
 from dpfy.gradients.per_example.contribution import Contribution
-from dpfy.gradients.per_example.rounding import of_factors, unit
-
-
-def probe_weights(losses: Tensor) -> Tensor:
-    """Different weights for different losses, all powers of two: multiplying by them is exact in
-    every precision.
-    """
-    generator = torch.Generator().manual_seed(len(losses))
-    exponents = torch.randperm(len(losses), generator=generator) % 8
-    return torch.exp2(exponents.to(torch.float64)).to(losses)
-
 
 Explain = Callable[
     [Tensor, tuple[Tensor, ...], Callable[[Tensor], Tensor]], list[tuple[Tensor, Contribution]]
@@ -62,7 +51,7 @@ class BatchAxis:
     @property
     def name(self) -> str:
         """In words."""
-        where = f"{('first', 'second', 'third', 'fourth')[self.dim]} dimension"
+        where = f"dimension {self.dim}"
         return f"folded into the {where}, {self.folded}" if self.folded else where
 
     def fits(self, t: Tensor, batch: int) -> bool:
@@ -70,7 +59,7 @@ class BatchAxis:
         if t.dim() <= self.dim:
             return False
         rows = t.shape[self.dim]
-        return rows > batch and rows % batch == 0 if self.folded else rows == batch
+        return rows > 0 and rows % batch == 0 if self.folded else rows == batch
 
     def rows_first(self, t: Tensor, batch: int) -> Tensor:
         """`t` with the examples in front; positions that were folded with them stay at their
@@ -102,13 +91,11 @@ class BatchAxis:
         return BatchAxis(dim, self.folded)
 
 
-BATCH_AXES = tuple(
-    BatchAxis(dim, folded)
-    for dims in ((0, 1), (2, 3))
-    for folded in ("", EXAMPLE_BY_EXAMPLE, POSITION_BY_POSITION)
-    for dim in dims
-)
-"""Where a batch is looked for, the most usual place first."""
+batch_axis = cache(BatchAxis)
+"""The axis, the same object for the same place."""
+
+FIRST = batch_axis(0, "")
+"""The most usual place."""
 
 
 @dataclass(eq=False)
@@ -121,14 +108,11 @@ class Site:
     params: tuple[nn.Parameter, ...]
     axis: BatchAxis | None = None
     settled: bool = False
-    fitting: tuple[BatchAxis, ...] = ()
-    """All axes that would explain every gradient seen so far; none was seen if there are none."""
     batch_dims: int = 0
     """How many of the first dimensions of its output may hold the batch; 0: all but the last."""
     without_batch: bool = False
     """It runs without a batch: its gradients are split further up."""
     parts: dict[str, Site] = field(default_factory=dict)
-    whole: Site | None = None
     origins: dict[str, Any] = field(default_factory=dict)
     """What is known of the bare parameters of the module, by name."""
     routed: bool = False
@@ -146,19 +130,20 @@ class Site:
         dimension of all of them.
         """
         if name not in self.parts:
-            self.parts[name] = Site(
-                f"{self.name}.{name}", tuple(p for p in params if p is not None), whole=self
-            )
+            own = tuple(p for p in params if p is not None)
+            self.parts[name] = Site(f"{self.name}.{name}", own)
         return self.parts[name]
 
-    def known(self) -> bool:
-        """Whether the batch axis is settled; where zero gradients told nothing, another product of
-        the module may tell.
+    def settle(self, axis: BatchAxis | None, shape: tuple[int, ...], batch: int) -> None:
+        """Take `axis` for that of its gradients, of this shape. One example alone settles nothing:
+        all that arrives is its own.
         """
-        for other in () if self.settled or self.whole is None else self.whole.parts.values():
-            if other.settled and not other.without_batch:
-                self.axis, self.settled = other.axis, True
-        return self.settled
+        if batch == 1:
+            self.axis = axis or batch_axis(0, EXAMPLE_BY_EXAMPLE if shape[0] > 1 else "")
+            return
+        most = self.batch_dims or max(len(shape) - 1, 1)
+        self.without_batch = axis is None or axis.dim >= most
+        self.axis, self.settled = axis, True
 
 
 @dataclass(slots=True)
@@ -308,71 +293,6 @@ _apply: Any = super(torch.autograd.Function, _Tap).apply
 """``_Tap.apply`` without its look at function transforms, which a tap never runs under."""
 
 
-def infer_axis(site: Site, grad: Tensor, tilted: Tensor, weights: Tensor) -> bool:
-    """Find where the examples lie in the site's gradients, from a second backward with known
-    weights; False if nowhere.
-
-    Guarantees: an axis is taken only if row i of the gradient scaled with the weight of loss i,
-    hence belongs to example i alone. It counts as settled once no other axis would explain the same
-    gradients.
-    """
-    most = site.batch_dims or max(grad.dim() - 1, 1)
-    fitting = [axis for axis in fitting_axes(grad, tilted, weights) if axis.dim < most]
-    good = [axis for axis in fitting if not site.fitting or axis in site.fitting]
-    if not good:
-        return False
-    site.axis, site.fitting = good[0], tuple(good)
-    site.settled = site.settled or (len(good) == 1 and tells(good[0], grad, weights))
-    return True
-
-
-def tells(axis: BatchAxis, plain: Tensor, weights: Tensor) -> bool:
-    """Whether examples with different weights had a part in `plain`: if none had, or only such with
-    one weight, then a sum over examples would have scaled like rows of examples too.
-    """
-    rows = axis.rows_first(plain, len(weights)).reshape(len(weights), -1)
-    return len(weights[rows.nan_to_num(0.0, 0.0, 0.0).any(1)].unique()) > 1
-
-
-def spoilt(site: Site, grad: Tensor, batch: int) -> bool:
-    """Whether every example would have a gradient that is not finite, if the batch lay where it is
-    guessed to lie.
-    """
-    rows = grad if site.axis is None else site.axis.rows_first(grad, batch)
-    return not bool(rows.reshape(len(rows), -1).isfinite().all(1).any())
-
-
-def fitting_axes(plain: Tensor, tilted: Tensor, weights: Tensor) -> list[BatchAxis]:
-    """The axes along which every row of `tilted` is the row of `plain` times the weight of its
-    example.
-    """
-    batch = len(weights)
-    fitting = [axis for axis in BATCH_AXES if plain.dim() and axis.fits(plain, batch)]
-    return [
-        axis
-        for axis in fitting
-        if _scales(axis.rows_first(plain, batch), axis.rows_first(tilted, batch), weights)
-    ]
-
-
-def _scales(plain: Tensor, tilted: Tensor, weights: Tensor) -> bool:
-    if plain.is_complex():
-        plain, tilted = (torch.view_as_real(t.resolve_conj()) for t in (plain, tilted))
-    rows, other = (t.reshape(len(t), -1).double() for t in (plain, tilted))
-    told = (
-        rows.isfinite() & other.isfinite()
-    )  # of one bad example only its own numbers are left out, wherever they lie
-    rows, other = rows.where(told, 0.0), other.where(told, 0.0)
-    gap = (other - weights.double()[:, None] * rows).norm(dim=1)
-    # Set against the row itself: beside one long row two short ones could change places, and nobody
-    # would see it.
-    size = weights.double() * rows.norm(dim=1)
-    known = check.device_kind("a gradient", plain.device.type)
-    each = 2 * max(unit(plain.dtype), of_factors(plain.dtype, plain.device))
-    tolerance = min(known.probe_units * each, 0.01)
-    return not bool((gap > tolerance * size).any())
-
-
 def _as_it_is(t: Tensor) -> Tensor:
     return t
 
@@ -381,7 +301,7 @@ def rows_first(site: Site, batch: int, grad: Tensor) -> Callable[[Tensor], Tenso
     """The view of this site's tensors with the examples in front."""
     axis = site.axis
     assert axis is not None
-    if axis is BATCH_AXES[0] and grad.shape[0] == batch:
+    if axis is FIRST and grad.shape[0] == batch:
         return _as_it_is
     fits, front = axis.fits, axis.rows_first
 

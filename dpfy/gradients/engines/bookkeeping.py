@@ -20,13 +20,10 @@ from torch._compile import _disable_dynamo
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.autograd.arrival import UntrackedSource, arrivals
-from dpfy.gradients.autograd.tape import LayerReport, Site, Tape, infer_axis, probe_weights, spoilt
-from dpfy.gradients.autograd.untracked import (
-    AutogradGraph,
-    SplitPoints,
-    UntrackedSplit,
-    find_split_points,
-)
+from dpfy.gradients.autograd.batch_axes import BatchAxes
+from dpfy.gradients.autograd.graph_nodes import AutogradGraph
+from dpfy.gradients.autograd.tape import BatchAxis, LayerReport, Site, Tape
+from dpfy.gradients.autograd.untracked import UntrackedSplit, split_points
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.cuda_graphs.recorder import Recorder, bucket_size
 from dpfy.gradients.engine import Engine, Grads, attached, checked, no_autocast, trainable, zeros
@@ -40,6 +37,9 @@ from dpfy.gradients.per_example.clipped_sum import ShardedNorms
 from dpfy.gradients.per_example.contribution import Contribution
 from dpfy.gradients.per_example.joined import Buffers
 from dpfy.gradients.per_example.outer import Direct
+
+MOST_GRAPHS = 64
+"""Of so many graphs the batch axes are remembered."""
 
 EachSum = Callable[[str, Tensor], Tensor]
 """Takes the sum of a parameter, by name, and gives back what is to be kept of it."""
@@ -106,7 +106,7 @@ class BookkeepingEngine(Engine):
     Guarantees: exact for shared parameters and for modules used several times. A use that no layer
     rule explains is never missed: supported layers run with constant weights, so any gradient that
     autograd still finds for a parameter is such a use. The place of the batch in each layer's
-    tensors is measured on the first batch, never assumed.
+    tensors follows from the autograd graph, and is checked on the first batch.
     """
 
     name = "bookkeeping"
@@ -130,7 +130,8 @@ class BookkeepingEngine(Engine):
         self._routes: dict[str, str] = {}
         self._suspects: set[str] = set()
         self._received: dict[str, int] = {}
-        self._split = SplitPoints()
+        self._ever: set[str] = set()  # parameters that had untracked uses
+        self._axes: dict[tuple[str, ...], tuple[BatchAxis | None, ...]] = {}
 
     def attach(
         self,
@@ -173,13 +174,8 @@ class BookkeepingEngine(Engine):
         if self._single is not None:
             self._single.close()
             self._single = None
-        self._sums, self._recorder, self._split, self._without_batch = (
-            None,
-            None,
-            SplitPoints(),
-            False,
-        )
-        self._routes, self._suspects = {}, set()
+        self._sums, self._recorder, self._axes, self._without_batch = None, None, {}, False
+        self._routes, self._suspects, self._ever = {}, set(), set()
 
     def _release(self, module: nn.Module) -> None:
         self._sites.pop(module, None)
@@ -273,25 +269,111 @@ class BookkeepingEngine(Engine):
     def _splits(
         self, losses: Tensor, graph: AutogradGraph
     ) -> dict[UntrackedSource, UntrackedSplit]:
-        """Where the gradients of every untracked use are split, measured if this batch needs it."""
+        """Where the gradients of every untracked use are split."""
+        if not self._unsettled(graph) and not self._sources(graph):
+            self.sums.untracked = set(self._ever)
+            return {}
+        before = sum(site.without_batch for site in self._reached(graph))
+        axes = self._batch_axes(losses, graph)
         sources = self._sources(graph)
-        known = [self._split.above(graph, source.key, source.node) for source in sources]
-        searching = bool(sources) and not self._split.settled
-        if searching or None in known or self._unsettled(graph):
-            sources = self._measure(losses, graph)
-            known = [self._split.above(graph, source.key, source.node) for source in sources]
-        return {
-            source: split for source, split in zip(sources, known, strict=True) if split is not None
-        }
+        names = {name for source in sources for name in source.names}
+        self.sums.untracked = self._ever | names
+        if before == sum(site.without_batch for site in self._reached(graph)):
+            self._ever |= names  # others may yet run so that they are no longer untracked
+        return {source: split_points(graph, axes, source.node) for source in sources}
+
+    def _reached(self, graph: AutogradGraph) -> set[Site]:
+        return {node.where[1] for node in graph.taps}
 
     def _unsettled(self, graph: AutogradGraph) -> bool:
         """Whether these losses reach a layer of which the batch axis is not known. One that they do
         not reach (an unused pooler or head) tells nothing, and adds nothing.
         """
         tape = self.sums.tape
-        sites = (node.where[1] for node in graph.taps) if tape.unsettled else ()
-        tape.unsettled = any(not (site.without_batch or site.known()) for site in sites)
+        tape.unsettled = any(not node.where[1].settled for node in graph.taps)
         return tape.unsettled
+
+    def _batch_axes(self, losses: Tensor, graph: AutogradGraph) -> dict[Any, BatchAxis | None]:
+        """The batch axis of what arrives at every node; those of all layers are settled by it.
+        Known for a graph of the same operations.
+        """
+        batch, operations = len(losses), graph.operations
+        known = self._axes.get(operations)
+        if known is not None and not self.sums.tape.unsettled:
+            return dict(zip(graph.parents, known, strict=True))
+        found = BatchAxes(graph, batch)
+        axes = {node: found.of(node) for node in graph.parents}
+        fresh = [node for node in graph.taps if not node.where[1].settled]
+        for node in fresh:
+            _, site, _, shape, _ = node.where
+            if not site.settled or batch == 1:
+                shape = _shape(node) if shape is None else tuple(shape)
+                site.settle(found.of(node, shape), shape, batch)
+            elif not site.without_batch and found.of(node, shape) != site.axis:
+                site.settle(None, _shape(node), batch)
+        if batch > 1:
+            while self._refuted(losses, graph, axes, {node.where[1] for node in fresh}):
+                pass
+            while len(self._axes) >= MOST_GRAPHS:
+                del self._axes[next(iter(self._axes))]
+            self._axes[operations] = tuple(axes.values())
+        self._without_batch |= any(node.where[1].without_batch for node in fresh)
+        self._unsettled(graph)
+        return axes
+
+    def _refuted(
+        self,
+        losses: Tensor,
+        graph: AutogradGraph,
+        axes: dict[Any, BatchAxis | None],
+        fresh: set[Site],
+    ) -> bool:
+        """Whether a gradient belies its axis, which is then taken away: where the losses of some
+        examples have no weight, theirs must be exactly zero. A hook of the user's may mix what no
+        operation of the graph does.
+        """
+        idle = torch.arange(len(losses), device=losses.device).mul(0.6180339887).remainder(1) < 0.5
+        weights = torch.where(idle, torch.zeros_like(losses), torch.ones_like(losses))
+        seen: list[tuple[Site | None, Any, Tensor]] = []
+
+        def look(site: Site | None, node: Any, axis: BatchAxis, g: Tensor | None) -> None:
+            if g is not None:
+                rows = axis.rows_first(g, len(losses))[idle]
+                seen.append((site, node, ((rows != 0) & rows.isfinite()).any()))
+
+        def received(report: LayerReport) -> None:
+            site = report.site
+            if site in fresh and not site.without_batch and site.axis is not None:
+                look(site, None, site.axis, report.grad)
+
+        points = {
+            node: axes[node]
+            for source in self._sources(graph)
+            for node in split_points(graph, axes, source.node).points
+            if node is not graph.root
+        }
+
+        def watched(node: Any, axis: BatchAxis) -> Any:
+            def arrived(grads: tuple[Tensor | None, ...]) -> None:
+                for g in grads:
+                    look(None, node, axis, g)
+
+            return node.register_prehook(arrived)
+
+        hooks = [watched(node, axis) for node, axis in points.items() if axis is not None]
+        try:
+            with self.sums.tape.into(received):
+                self.sums.backward(losses, list(self.sums.params), True, weights)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        wrong = [(site, node) for site, node, mixed in seen if bool(mixed)]
+        for site, node in wrong:
+            if site is None:
+                axes[node] = None
+            else:
+                site.without_batch = True
+        return bool(wrong)
 
     def _sources(self, graph: AutogradGraph) -> list[UntrackedSource]:
         """Where gradients go that no layer rule explains: parameters still in the graph, and layers
@@ -311,50 +393,6 @@ class BookkeepingEngine(Engine):
             )
             for node, where in taps
         ]
-
-    def _measure(self, losses: Tensor, graph: AutogradGraph) -> list[UntrackedSource]:
-        """Two backward passes with different weights show where the examples lie, in every layer
-        and above every untracked use.
-        """
-        sums, weights = self.sums, probe_weights(losses)
-        reports: list[LayerReport] = []
-        with sums.tape.into(reports.append):
-            sums.backward(losses, list(sums.params), keep=True)
-        again = iter(reports)
-        with sums.tape.into(lambda second: self._compare(next(again), second, weights)):
-            sums.backward(losses, list(sums.params), keep=True, weights=weights)
-        sums.tape.unsettled = not all(
-            report.site.known() for report in reports if not report.site.without_batch
-        )
-        sources = self._sources(graph)
-        sums.untracked = {name for source in sources for name in source.names}
-        with sums.tape.muted():
-            find_split_points(
-                self._split,
-                graph,
-                [(s.key, s.node) for s in sources],
-                lambda w: sums.backward(losses, list(sums.params), True, w),
-                weights,
-            )
-        return sources
-
-    def _compare(self, first: LayerReport, second: LayerReport, weights: Tensor) -> None:
-        assert first.site is second.site
-        if not first.site.without_batch and not infer_axis(
-            first.site, first.grad, second.grad, weights
-        ):
-            # For good: what lies above it is measured with the untracked uses.
-            self._without_batch = first.site.settled = first.site.without_batch = True
-        elif (
-            not first.site.settled
-            and len(weights) > 1
-            and spoilt(first.site, first.grad, len(weights))
-        ):
-            what = (
-                f"{first.site.name}: a non-finite gradient before it is known where the examples "
-                f"lie"
-            )
-            raise Unsupported(what, "keep the losses of the first batch finite")
 
     def _isolate(self, losses: Tensor, parts: Parts, sound: bool) -> None:
         """Below a split one bad example may have spoilt others: run the suspects alone. Layers with
@@ -379,6 +417,10 @@ class BookkeepingEngine(Engine):
                     self._single, losses, slice(0, len(losses)), [self.sums.params[name]], total
                 )
             parts[name] = [Direct(fixed[0])]
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    return tuple(node._input_metadata[0].shape)
 
 
 class _Inbox:
