@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfy.gradients.autograd import batch_axes
-from dpfy.gradients.autograd.batch_axes import BatchAxes, Rows, viewed
+from dpfy.gradients.autograd.batch_axes import BatchAxes
 from dpfy.gradients.autograd.graph_nodes import AutogradGraph
+from dpfy.gradients.autograd.passages import Rows, viewed
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
