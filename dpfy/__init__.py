@@ -51,13 +51,13 @@ if TYPE_CHECKING:
     from dpfy.runs.run import Run as Run
     from dpfy.synthetic.evolution import evolve as evolve
     from dpfy.synthetic.run import synthesize as synthesize
-    from dpfy.synthetic.text.tokens import Texts as Texts
     from dpfy.tables.columns import Category as Category
     from dpfy.tables.columns import Date as Date
     from dpfy.tables.columns import Label as Label
     from dpfy.tables.columns import Number as Number
     from dpfy.tables.columns import Text as Text
     from dpfy.tables.schema import Schema as Schema
+    from dpfy.text.corpus import Texts as Texts
     from dpfy.training.evaluation import PrivateTest as PrivateTest
     from dpfy.training.evaluation import PublicTest as PublicTest
     from dpfy.training.evaluation import WithheldTest as WithheldTest

@@ -45,6 +45,7 @@ MAY_IMPORT = {
     "runs": {"core", "accounting", "tables", "engines", "report"},
     "queries": {"core", "accounting", "tables", "engines", "mechanisms", "statistics"}
     | {"report", "runs"},
+    "text": {"core", "accounting", "mechanisms", "tables", "report", "runs"},
     "testing": BELOW_PLAN | {"audit", "report", "runs"},
     "labels": {
         "core",
@@ -96,7 +97,7 @@ MAY_IMPORT = {
     | {"plan", "models", "isolation", "data", "report", "runs", "training", "audit"},
     "tuning": BELOW_PLAN | {"plan", "models", "data", "estimators", "report", "runs", "training"},
     "synthetic": BELOW_PLAN
-    | {"plan", "data", "tables", "report", "runs", "training", "prediction", "audit"},
+    | {"plan", "data", "tables", "report", "runs", "text", "training", "prediction", "audit"},
     "integrations": ABOVE_PLAN | {"federated", "tuning"},
     "cli": ABOVE_PLAN
     | {
@@ -105,6 +106,7 @@ MAY_IMPORT = {
         "estimators",
         "tuning",
         "synthetic",
+        "text",
         "prediction",
         "labels",
     },

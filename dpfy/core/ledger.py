@@ -33,7 +33,7 @@ from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput, Unsupported
 from dpfy.core.guarantee import Accountant, Guarantee
 from dpfy.core.ledger_rules import VERSION, LedgerRules
 from dpfy.core.storage import hold, locked, sha256_of, sync_folder, write_atomically
-from dpfy.core.unit import EXAMPLE, Adjacency, Unit
+from dpfy.core.unit import EXAMPLE, TOKEN_WINDOW, Adjacency, Unit
 from dpfy.core.values import Permit
 
 ORIGIN = "0" * 64
@@ -730,11 +730,14 @@ def _as_written(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _same_owner(unit: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two units are the same owner of records, of which releases read different numbers."""
+    """Whether two units are the same owner of records, of which releases read different parts:
+    numbers of records, or of tokens. Of an example another number of tokens is another unit.
+    """
     whose = [
-        {key: value for key, value in one.items() if key != "most_records"} for one in (unit, other)
+        {key: value for key, value in one.items() if key not in ("most_records", "tokens")}
+        for one in (unit, other)
     ]
-    return bool(whose[0] == whose[1] and unit["name"] != EXAMPLE.name)
+    return bool(whose[0] == whose[1] and unit["name"] not in (EXAMPLE.name, TOKEN_WINDOW))
 
 
 def _same_terms(path: Path, header: dict[str, Any], terms: dict[str, Any]) -> None:

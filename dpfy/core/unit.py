@@ -121,6 +121,8 @@ class Unit:
 
 
 EXAMPLE = Unit()
+TOKEN_WINDOW = "token window"
+"""The name of a unit of text that is nothing but its number of tokens."""
 
 WINDOWS = ("day", "week", "month", "year")
 """Windows of time, by the calendar in UTC; a week begins on Monday."""

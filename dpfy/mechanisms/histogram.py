@@ -70,6 +70,23 @@ class StabilityHistogram:
             most,
         )
 
+    @classmethod
+    def least_threshold(
+        cls, noise: GaussianMechanism, delta: float, keys: int = 1, most: int = 1
+    ) -> int:
+        """The least threshold with Gaussian noise for a delta."""
+        check.delta("delta", delta)
+        low, high = most, most + 1
+        while cls(noise, high, keys, most).delta > delta:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if cls(noise, middle, keys, most).delta > delta:
+                low = middle
+            else:
+                high = middle
+        return high
+
     @property
     def bound(self) -> Bound:
         """What one unit adds."""

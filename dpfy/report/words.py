@@ -89,6 +89,12 @@ def unit_row(unit: Unit) -> dict[str, Any]:
 
 def unit_meaning(unit: Unit) -> str:
     """What one unit is for this data, in words."""
+    if unit.tokens is not None and unit.protects == "record" and unit.name == "user":
+        return (
+            f"One {unit.name} owns at most {unit.most_records:,} texts of the training data, of each "
+            f"of which at most {unit.tokens:,} tokens are read, and all of them are protected "
+            f"together."
+        )
     if unit.tokens is not None and unit.most_records == 1:
         length = f"One {unit.name} is a text of at most {unit.tokens:,} tokens."
         return f"{length} A person who wrote several is protected for each of them alone."

@@ -52,8 +52,8 @@ from dpfy.synthetic.plan import (
 from dpfy.synthetic.releases import MarginalReleases
 from dpfy.synthetic.rows import table_of
 from dpfy.synthetic.start import public_potentials
-from dpfy.synthetic.text.tokens import Texts
 from dpfy.synthetic.writing import allowed, written
+from dpfy.text.corpus import Texts
 
 SURE = 0.95
 SHOWN = 40
@@ -157,9 +157,9 @@ def synthesize(
         from dpfy.synthetic.text.run import synthesize_texts
 
         default = SynthesisOptions(rows=rows, device=device)
-        if options != default or public is not None or unit is not None:
+        if options != default or public is not None:
             rule = "must be left out with dpfy.Texts: they are for tables"
-            raise InvalidInput("method, workload, target, most_cells, public, unit", "given", rule)
+            raise InvalidInput("method, workload, target, most_cells, public", "given", rule)
         return synthesize_texts(held, epsilon, delta, rows, device, run, progress, training)
     for name in training:
         raise InvalidInput(name, "given", "is for dpfy.Texts, or no setting of a synthesis")

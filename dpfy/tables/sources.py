@@ -26,6 +26,7 @@ from dpfy.core import errors, storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.files import GZIP_MAGIC, DataFile
 from dpfy.tables.cells import listed
+from dpfy.tables.json_lines import is_json_lines, read_json_lines
 
 MOST_CELLS = 2**27
 MOST_HEADER = 1 << 20
@@ -90,10 +91,13 @@ def read_header(file: DataFile, parquet: bool | None = None) -> Header:
     """The header of a table.
 
     Guarantees: of a CSV file nothing after its first line is read; of a Parquet file the schema
-    alone, no value and no statistic.
+    alone, no value and no statistic; of JSON Lines the names come from the first line.
     """
     if is_parquet(file) if parquet is None else parquet:
         return _parquet_header(file)
+    if is_json_lines(file):
+        keys = tuple(read_json_lines(file))
+        return Header(keys, (None,) * len(keys))
     with storage.opened("data file", file.path, file.name) as raw, _damage(file):
         names = _names(_first_line(_unpacked(raw), file), file)
     return Header(tuple(names), (None,) * len(names))
@@ -155,6 +159,9 @@ def chunks(file: DataFile, rows: int = ROWS, parquet: bool | None = None) -> Ite
     if is_parquet(file) if parquet is None else parquet:
         yield from _parquet(file, rows)
         return
+    if is_json_lines(file):
+        yield read_json_lines(file)
+        return
     with storage.opened("data file", file.path, file.name) as raw, _damage(file):
         yield from _parted(_unpacked(raw), file, rows)
 
@@ -164,6 +171,8 @@ def read_table(file: DataFile, least: int = 1, parquet: bool | None = None) -> d
     if is_parquet(file) if parquet is None else parquet:
         _refuse_giant(file)
         parts = list(_parquet(file, ROWS))
+    elif is_json_lines(file):
+        parts = [read_json_lines(file)]
     else:
         with _damage(file):
             parts = list(_parted(io.BytesIO(file.read()), file, ROWS))

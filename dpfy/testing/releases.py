@@ -232,7 +232,9 @@ class _Release:
 
     def reserved_first(self) -> Path:
         """A run that looks into both ledgers when the data is read."""
-        place = Run(self.fresh(), ledger=self.folder / "people.jsonl", budget=RenyiFilter(1e4, 0.5))
+        place = Run(
+            self.fresh(), ledger=self.folder / "people.jsonl", budget=RenyiFilter(1e4, 0.5, 0.25)
+        )
         read: list[list[Claim]] = []
 
         def look() -> Any:

@@ -26,7 +26,7 @@ from dpfy.estimators import records as encoded
 from dpfy.estimators.files import FileTable
 from dpfy.estimators.given import HeldTable
 from dpfy.runs.dataset import Dataset
-from dpfy.synthetic.text.tokens import Texts
+from dpfy.text.corpus import Texts
 from dpfy.tables.columns import Category, Number
 from dpfy.tables.sources import TableFile
 from dpfy.tables.table import PrivateTable

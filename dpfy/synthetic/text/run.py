@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,11 @@ from torch import nn
 
 from dpfy.core import check, storage
 from dpfy.core.errors import InvalidInput
-from dpfy.core.unit import Unit
+from dpfy.core.unit import user_unit
+from dpfy.data.owners import Owned, Users
+from dpfy.data.records import Records
+from dpfy.data.split import uncounted
+from dpfy.gradients.engine import per_user
 from dpfy.plan.recipe import Plan, dpsgd
 from dpfy.runs.dataset import Dataset
 from dpfy.runs.progress import Progress, quiet
@@ -32,6 +36,7 @@ from dpfy.synthetic.text.tokens import (
     rows_of,
     sampled,
 )
+from dpfy.text.corpus import DOCUMENT, Corpus, corpus_of
 from dpfy.training.load import load
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import TrainingClaims, TrainingRun, complete
@@ -44,17 +49,20 @@ SAMPLED = 256
 @dataclass(frozen=True)
 class TextTerms:
     """What synthetic text may cost. `records` is the public number of texts, one of which, added or
-    removed, is hidden.
+    removed, is hidden; or of persons, where each has at most `at_most` texts that are read.
     """
 
     epsilon: float
     delta: float
     records: int
+    at_most: int | None = None
 
     def __post_init__(self) -> None:
         check.epsilon("epsilon", self.epsilon)
         check.delta("delta", self.delta)
         check.integer("records", self.records, least=2, most=check.RECORDS)
+        if self.at_most is not None:
+            check.integer("at_most", self.at_most, most=check.RECORDS)
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,9 @@ def planned(terms: TextTerms, options: TextOptions, tokens: Tokens) -> tuple[Pla
     texts.
     """
     batch = min(options.batch_size, terms.records)
-    unit = Unit(tokens=options.length)
+    unit = replace(
+        DOCUMENT if terms.at_most is None else user_unit(terms.at_most), tokens=options.length
+    )
     recipe = dpsgd(
         terms.records, batch, epochs=options.epochs, clip_norm=options.clip_norm, unit=unit
     )
@@ -139,7 +149,10 @@ def synthesize_texts(
     """`dpfy.synthesize` for `dpfy.Texts`."""
     check.known_keys("synthesize", training, (*TRAINING, "model", "tokens"))
     if held.records is None:
-        rule = "must be given: the public number of texts, Dataset(Texts(...), records=1000)"
+        rule = (
+            "must be given: the public number of texts, or of persons, "
+            "Dataset(Texts(...), records=1000)"
+        )
         raise InvalidInput("records", None, rule)
     chosen = held.rule(delta)
     given = {name: training[name] for name in TRAINING if name in training}
@@ -147,8 +160,10 @@ def synthesize_texts(
         TextOptions.texts if rows is None else rows, held.source.length, device=device, **given
     )
     return synthesize_text(
-        held.source.given,
-        terms=TextTerms(epsilon, chosen.value, held.records),
+        lambda: corpus_of(held),
+        terms=TextTerms(
+            epsilon, chosen.value, held.records, None if held.unit is None else held.unit.at_most
+        ),
         run=held.run(run),
         options=options,
         model=training.get("model"),
@@ -159,7 +174,7 @@ def synthesize_texts(
 
 
 def synthesize_text(
-    texts: Sequence[str] | Callable[[], Sequence[str]],
+    texts: Sequence[str] | Callable[[], Sequence[str] | Corpus],
     *,
     terms: TextTerms,
     run: Run | str | Path,
@@ -172,34 +187,36 @@ def synthesize_text(
     """Train a language model privately on texts, and sample from it, in a run folder that anyone
     can verify.
 
-    `texts` is a list of strings, or a function that gives one and is called when the bill is
-    reserved. `model` is any causal language model that gives logits for `input_ids`, Hugging Face's
+    `texts` is a list of strings, or a function that gives one, or a `Corpus`, and is called when
+    the bill is reserved. `model` is any causal language model that gives logits for `input_ids`, Hugging Face's
     say, whose weights are public; with `tokens`, its public vocabulary. Without it a small
     transformer of bytes is trained from random weights.
 
     Guarantees: the plan is reserved before `texts` is called; of each text the first `length`
-    tokens are read, and its contribution to a step is clipped as one; what is published is the
+    tokens are read, and its contribution to a step is clipped as one, or that of all texts of a
+    person that take part in it; what is published is the
     trained model and samples of it. A killed run goes on to the same texts.
     """
     chosen, known = options or TextOptions(), tokens or ByteTokens()
     if model is not None:
         _try(model, known, chosen.length)
     plan, claim = planned(terms, chosen, known)
-    asked = Run.of(run)
+    asked, size = Run.of(run), getattr(known, "vocabulary", ByteTokens.vocabulary)
     if complete(asked, plan, TrainingClaims(beside=(claim,))):
-        return finished(Path(asked.path), model or ByteTransformer(chosen.length))
+        return finished(Path(asked.path), model or ByteTransformer(chosen.length, tokens=size))
     with TrainingRun(asked, plan, beside=(claim,)) as folder:
-        rows = _read(texts, known, chosen.length, terms.records)
+        corpus = _read(texts, terms)
+        train = _rows(corpus, known, chosen.length, terms)
         with seeded(folder.randomness, "language model"):
-            language = model or ByteTransformer(chosen.length)
+            language = model or ByteTransformer(chosen.length, tokens=size)
         trained = [p for p in language.parameters() if p.requires_grad]
         optimizer = torch.optim.Adam(trained, lr=chosen.learning_rate)
-        runtime = Runtime(device=chosen.device, max_physical_batch=min(plan.recipe.records, 256))
-        with PrivateTraining(
-            language, optimizer, (rows,), plan, folder, runtime=runtime
-        ) as training:
-            for (part,) in training.batches():
-                training.step(losses_of(language, part, known.end))
+        rows = max(1, min(plan.recipe.records, 256 // (terms.at_most or 1)))
+        runtime = Runtime(device=chosen.device, max_physical_batch=rows)
+        with PrivateTraining(language, optimizer, train, plan, folder, runtime=runtime) as training:
+            for part, *real in training.batches():
+                losses = losses_of(language, part.flatten(0, -2), known.end)
+                training.step(per_user(losses, *real) if real else losses)
                 progress("training", training.steps_done / plan.recipe.steps)
             progress("sampling texts")
             made = _sampled(folder, language, claim, known)
@@ -229,20 +246,32 @@ def _try(model: nn.Module, tokens: Tokens, length: int) -> None:
         )
 
 
-def _read(
-    texts: Sequence[str] | Callable[[], Sequence[str]], tokens: Tokens, length: int, records: int
-) -> torch.Tensor:
-    """The tokens of all texts; refuses what is no list of so many texts."""
+def _read(texts: Sequence[str] | Callable[[], Sequence[str] | Corpus], terms: TextTerms) -> Corpus:
+    """All texts; refuses what are none, and another number than the public one."""
     held = texts() if callable(texts) else texts
-    if isinstance(held, str) or not all(isinstance(text, str) for text in held):
+    if not isinstance(held, Corpus):
+        if isinstance(held, str) or not all(isinstance(text, str) for text in held):
+            raise InvalidInput(
+                "texts", type(held).__name__, "must be a list of strings, one for each text"
+            )
+        held = Corpus(list(held))
+    if terms.at_most is None and len(held.texts) != terms.records:
         raise InvalidInput(
-            "texts", type(held).__name__, "must be a list of strings, one for each text"
+            "records",
+            terms.records,
+            "is not the number of texts, which must be public to be given",
         )
-    if len(held) != records:
-        raise InvalidInput(
-            "records", records, "is not the number of texts, which must be public to be given"
-        )
-    return rows_of(held, tokens, length)
+    return held
+
+
+def _rows(corpus: Corpus, tokens: Tokens, length: int, terms: TextTerms) -> Any:
+    """What is trained on: the tokens of each text, and of each person at most so many texts."""
+    rows = rows_of(corpus.texts, tokens, length)
+    if terms.at_most is None or corpus.owners is None:
+        return (rows,)
+    return uncounted(
+        Owned(Records((rows,)), Users(corpus.owners), terms.at_most), expected=terms.records
+    )
 
 
 def _sampled(

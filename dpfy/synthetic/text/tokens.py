@@ -3,48 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from dpfy.core import check
-from dpfy.core.errors import InvalidInput
-
-
-class Texts:
-    """Private texts, for `dpfy.synthesize`.
-
-        made = dpfy.synthesize(dpfy.Texts(reviews), epsilon=3.0, records=20_000)
-
-    Args:
-        given: A list of strings; or a function that gives one, and is called when the price is
-            reserved.
-        length: How many tokens of a text are read, from its start.
-
-    Raises:
-        InvalidInput: What is given are not texts, or `length` is not a positive whole number.
-
-    Guarantees: nothing is read here, and no text that this object makes shows anything of it.
-
-    Example:
-        >>> import dpfy
-        >>> dpfy.Texts(["a private review"], length=32).length
-        32
-    """
-
-    def __init__(
-        self, given: Sequence[str] | Callable[[], Sequence[str]], *, length: int = 64
-    ) -> None:
-        if isinstance(given, str):
-            rule = "must be a list of strings, one for each text, or a function that gives one"
-            raise InvalidInput("texts", "one string", rule)
-        self.given, self.length = given, check.integer("length", length)
-
-    def __repr__(self) -> str:
-        return f"Texts(the first {self.length} tokens of each)"
 
 
 class Tokens(Protocol):
@@ -106,18 +70,23 @@ class Block(nn.Module):
 
 
 class ByteTransformer(nn.Module):
-    """A small causal language model of bytes: [texts, positions] to logits [texts, positions,
-    257].
+    """A small causal language model, of bytes where nothing is said: [texts, positions] to logits
+    [texts, positions, tokens].
     """
 
-    def __init__(self, length: int, *, width: int = 96, layers: int = 2, heads: int = 4) -> None:
+    def __init__(
+        self,
+        length: int,
+        *,
+        tokens: int = ByteTokens.vocabulary,
+        width: int = 96,
+        layers: int = 2,
+        heads: int = 4,
+    ) -> None:
         super().__init__()
-        self.token, self.place = (
-            nn.Embedding(ByteTokens.vocabulary, width),
-            nn.Embedding(length, width),
-        )
+        self.token, self.place = nn.Embedding(tokens, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.last, self.head = nn.LayerNorm(width), nn.Linear(width, ByteTokens.vocabulary)
+        self.last, self.head = nn.LayerNorm(width), nn.Linear(width, tokens)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """The logits of what follows each position."""

@@ -20,6 +20,7 @@ from dpfy_lab.checks import (
     training,
     tuning,
     users,
+    vocabulary,
 )
 
 FAMILIES = (
@@ -36,6 +37,7 @@ FAMILIES = (
     queries,
     tables,
     text,
+    vocabulary,
     images,
     evolution,
     estimators,

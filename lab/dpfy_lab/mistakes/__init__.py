@@ -21,6 +21,7 @@ FAMILIES = (
     "queries",
     "tables",
     "text",
+    "vocabulary",
     "images",
     "evolution",
     "linear",

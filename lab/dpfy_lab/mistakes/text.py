@@ -26,11 +26,14 @@ def knowing(target: str, change: Callable[..., Any]) -> Callable[[Patch], None]:
         rows: list[Any] = []
 
         def read(real: Any, *given: Any) -> Any:
-            rows[:] = [real(*given)]
-            return rows[0]
+            found = real(*given)
+            rows[:] = found
+            return found
 
-        patch.around(f"{RUN}._read", read)
-        patch.around(target, lambda real, *given: change(real, rows[0], *given))
+        patch.around(f"{RUN}._rows", read)
+        patch.around(
+            target, lambda real, *given, **named: change(real, rows[0], *given, **named)
+        )
 
     return apply
 
@@ -81,9 +84,9 @@ for name, words, change in (
     mistake(name, words, REPLAYED)(knowing(SAMPLED, change))
 
 
-def first_weights(real: Any, rows: Any, *given: Any) -> Any:
+def first_weights(real: Any, rows: Any, *given: Any, **named: Any) -> Any:
     """A model whose weights were made with the private texts."""
-    model = real(*given)
+    model = real(*given, **named)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(1e-3 * float(rows.double().mean()))
