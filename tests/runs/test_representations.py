@@ -26,10 +26,10 @@ from dpfy.estimators import records as encoded
 from dpfy.estimators.files import FileTable
 from dpfy.estimators.given import HeldTable
 from dpfy.runs.dataset import Dataset
-from dpfy.text.corpus import Texts
 from dpfy.tables.columns import Category, Number
 from dpfy.tables.sources import TableFile
 from dpfy.tables.table import PrivateTable
+from dpfy.text.corpus import Texts
 
 WORD, NUMBER = "canary4711", 47114711.0
 FRAME = pd.DataFrame({"age": [NUMBER, 2.0], "job": [WORD, "nurse"], "who": [WORD, "b"]})

@@ -31,9 +31,7 @@ def knowing(target: str, change: Callable[..., Any]) -> Callable[[Patch], None]:
             return found
 
         patch.around(f"{RUN}._rows", read)
-        patch.around(
-            target, lambda real, *given, **named: change(real, rows[0], *given, **named)
-        )
+        patch.around(target, lambda real, *given, **named: change(real, rows[0], *given, **named))
 
     return apply
 
