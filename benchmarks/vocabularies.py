@@ -38,7 +38,8 @@ def sst2(folder: Path) -> Corpus:
     """Phrases to learn from, each a unit, and sentences to measure on."""
     parts = []
     for name in ("train", "test"):
-        lines = gzip.open(folder / "sst2" / f"{name}.tsv.gz", "rt").read().splitlines()[1:]
+        packed = (folder / "sst2" / f"{name}.tsv.gz").read_bytes()
+        lines = gzip.decompress(packed).decode().splitlines()[1:]
         parts.append([line.rsplit("\t", 1)[0] for line in lines])
     return [[text] for text in parts[0]], parts[1]
 
@@ -46,7 +47,7 @@ def sst2(folder: Path) -> Corpus:
 def shakespeare(folder: Path) -> Corpus:
     """The speeches of each speaker, and those of every tenth."""
     speeches = defaultdict(list)
-    whole = gzip.open(folder / "shakespeare" / "input.txt.gz", "rt").read()
+    whole = gzip.decompress((folder / "shakespeare" / "input.txt.gz").read_bytes()).decode()
     for speech in whole.split("\n\n"):
         who, _, said = speech.partition(":\n")
         speeches[who].append(said)
