@@ -18,6 +18,7 @@ from typing import Any
 
 import dpfy
 from dpfy.accounting import calculator, patterns
+from dpfy.cli import fit, query, serve_student, synthesize
 from dpfy.core import settings
 from dpfy.data.config import FIELDS_OF_KIND
 from dpfy.models.config import FIELDS_OF_MODEL
@@ -25,6 +26,12 @@ from dpfy.tables import columns
 from dpfy.tables.schema import KINDS
 from dpfy.training.config import FIELDS_OF_CLIP, SECTIONS
 
+FORMS = {
+    "query": query.QueryForm,
+    "fit": fit.FitForm,
+    "synthesize": synthesize.SynthesizeForm,
+    "serve student": serve_student.StudentForm,
+}
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
 AGAIN = "python tools/reference.py"
@@ -169,6 +176,21 @@ def configuration() -> str:
     lines += ["", *_table([(f"`{key}`", *row) for key, row in SCHEMA_KEYS.items()])]
     lines += [
         "",
+        "## Other commands that make a run",
+        "",
+        "A file of these keys is given as the first argument or with `--config`; any key is also "
+        "`--set key=value`, and all but `parameters` are flags. The `config.toml` of a run folder "
+        "is such a file, without the names of private files.",
+    ]
+    for name, kind in FORMS.items():
+        rows = [
+            (f"`{item.name}`", _type(str(item.type)), _form_default(item), item.metadata["words"])
+            for item in dataclasses.fields(kind)
+            if not item.metadata.get("hidden")
+        ]
+        lines += ["", f"### dpfy {name}", "", *_table(rows)]
+    lines += [
+        "",
         "## A phase file",
         "",
         "One `[[phase]]` table for each phase, for `dpfy plan account --phases` "
@@ -304,6 +326,12 @@ def _doc(found: Any) -> list[str]:
 
 def _first(found: Any) -> str:
     return " ".join((inspect.getdoc(found) or "").split("\n\n")[0].split())
+
+
+def _form_default(item: dataclasses.Field[Any]) -> str:
+    if item.default is dataclasses.MISSING:
+        return "none" if item.metadata.get("rest") else "must be given"
+    return _default(item)
 
 
 def main(arguments: list[str]) -> int:

@@ -4,58 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from dpfy.cli import options
+from dpfy.cli.form import Asked, TableRunForm, command, flag
 from dpfy.cli.interrupt import resumable
-from dpfy.cli.options import option
 from dpfy.cli.output import charged, tell
 
-FLAGS = (
-    *("schema", "estimator", "epsilon", "target", "delta", "ledger", "adjacency", "records"),
-    *("person", "at_most"),
-)
-"""Fields that are flags; the others are parameters of the estimator."""
+
+@dataclass(frozen=True)
+class FitForm(TableRunForm):
+    """`dpfy fit`."""
+
+    estimator: str = flag(
+        "logistic, svm, naive-bayes; linear, ridge, poisson; boosting, boosted-trees, forest, "
+        "tree, soft-trees (classes or numbers, as the target is); kmeans, mixture, pca."
+    )
+    epsilon: float = flag("What the fit may cost.")
+    target: str | None = flag("Column to predict.", None, "the label of the schema")
+    delta: float = flag("Delta; 0 for a pure guarantee, where the estimator has one.", 1e-6)
+    adjacency: str = flag("Which change is hidden.", "add-or-remove-one")
+    records: int | None = flag("Public number of records, if there is one.", None)
+    test: str | None = flag(
+        "Public rows to measure on: what is measured is published as it is.", None, path=True
+    )
+    parameters: dict[str, Any] = flag("Parameters of the estimator, by --set.", rest=True)  # noqa: RUF009
 
 
-def fit(
-    data: options.Table,
-    schema: options.SchemaFile,
-    estimator: Annotated[
-        str,
-        option(
-            "logistic, svm, naive-bayes; linear, ridge, poisson; boosting, boosted-trees, forest, "
-            "tree, soft-trees (classes or "
-            "numbers, as the target is); kmeans, mixture, pca."
-        ),
-    ],
-    epsilon: Annotated[float, option("What the fit may cost.")],
-    target: Annotated[
-        str | None, option("Column to predict (default: the label of the schema).")
-    ] = None,
-    delta: Annotated[
-        float, typer.Option(help="Delta; 0 for a pure guarantee, where the estimator has one.")
-    ] = 1e-6,
-    out: Annotated[Path | None, option("Run folder (default: new, in runs/).")] = None,
-    resume: options.Resume = False,
-    ledger: options.LedgerFile = None,
-    adjacency: Annotated[str, typer.Option(help="Which change is hidden.")] = "add-or-remove-one",
-    records: Annotated[int | None, option("Public number of records, if there is one.")] = None,
-    person: Annotated[str | None, option("Column with the person that a row belongs to.")] = None,
-    at_most: options.AtMost = None,
-    assignments: Annotated[
-        list[str] | None,
-        option("A parameter of the estimator, key=value; may be repeated.", "--set"),
-    ] = None,
-    test: Annotated[
-        Path | None, option("Public rows to measure on: what is measured is published as it is.")
-    ] = None,
-    insecure_seed: options.Seed = None,
-    as_json: options.Json = False,
-) -> None:
+@command(FitForm)
+def fit(asked: Asked[FitForm]) -> None:
     """Fit a classical learner on private records, and leave a run folder that anyone can verify.
 
     dpfy fit adult.csv --schema adult --estimator logistic --target income --epsilon 1
@@ -71,37 +49,20 @@ def fit(
     has: docs/estimators.md.
     """
     from dpfy.estimators import job
-    from dpfy.runs.run import Run
 
-    out = options.run_folder(out, resume)
-    given = job.settings(job.kind_for(estimator, schema, target), assignments or [])
-    given |= {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "records": records}
-    persons = {"person": person, "at_most": at_most}
-    public = {"estimator": estimator, "target": target, **given, **persons}
-    given["unit"] = job.person(person, at_most)
-    private = {"data": data, "schema": schema, "ledger": None if ledger is None else str(ledger)}
-    place = Run(
-        out,
-        resume=resume,
-        ledger=ledger,
-        seed=insecure_seed,
-        config=(options.toml(public), options.toml(public | private)),
-    )
-    asked = job.FitRequest(
-        estimator, data, schema, target, given, None if test is None else str(test)
-    )
-    fields = public | private
-    again = options.command_line(
-        ["fit", data, *(word for text in assignments or [] for word in ("--set", text))],
-        {key: fields.get(key) for key in FLAGS},
-    )
-    with resumable(out, again), _bar() as progress:
-        made, found = asked.run(place, progress)
+    form = asked.form
+    given = job.settings(job.kind_for(form.estimator, form.schema, form.target), form.parameters)
+    given |= {"epsilon": form.epsilon, "delta": form.delta, "adjacency": form.adjacency}
+    given |= {"records": form.records, "unit": job.person(form.person, form.at_most)}
+    request = job.FitRequest(form.estimator, form.data, form.schema, form.target, given, form.test)
+    with resumable(asked.out, asked.again("fit")), _bar() as progress:
+        made, found = request.run(asked.run(), progress)
     stated = made.report_["guarantee"]
-    told = {"run": str(out), "estimator": type(made).__name__, **found}
+    told = {"run": str(asked.out), "estimator": type(made).__name__, **found}
     told |= {key: stated[key] for key in ("epsilon", "delta", "accountant", "adjacency", "unit")}
     told["statement"] = made.guarantee_
-    tell(told, [*_lines(made, found, out), *charged(stated["epsilon"], ledger)], as_json=as_json)
+    lines = [*_lines(made, found, asked.out), *charged(stated["epsilon"], form.ledger)]
+    tell(told, lines, as_json=asked.as_json)
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,18 +14,11 @@ def option(help_text: str, *names: str, hidden: bool = False) -> Any:
     return typer.Option(*names, help=help_text, show_default=False, hidden=hidden)
 
 
-Table = Annotated[
-    str,
-    typer.Argument(metavar="DATA", help="The private table: CSV or Parquet.", show_default=False),
-]
 SchemaFile = Annotated[str, option("Public schema of the columns (TOML), or adult.", "--schema")]
 Out = Annotated[Path | None, option("Run folder (default: new, in runs/).", "--out")]
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Go on with the run in --out: give the same command again."),
-]
-LedgerFile = Annotated[
-    Path | None, option("Ledger of the data set, over all its releases.", "--ledger")
+    typer.Option("--resume", help="Go on with the run in --out."),
 ]
 Person = Annotated[str | None, option("Column with the person that a row belongs to.", "--person")]
 AtMost = Annotated[int | None, option("Most rows of one person that are used.", "--at-most")]
@@ -50,6 +41,62 @@ ShowConfig = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
+Data = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="DATA",
+        help="A file (.csv, .parquet, .npz), embedded, digits, mnist, ..., or a "
+        "configuration (.toml).",
+        show_default=False,
+    ),
+]
+Config = Annotated[Path | None, option("Configuration (TOML), where DATA is none.", "--config")]
+TableSchema = Annotated[str | None, option("Public schema of a table (TOML).", "--schema")]
+Records = Annotated[
+    str | None, option("Public number to train on, less those held out.", "--records")
+]
+Model = Annotated[str | None, option("scattering-linear, linear, mlp, ...", "--model")]
+Delta = Annotated[float | None, option("Delta (1e-5); below 1/records.", "--delta")]
+JobLedger = Annotated[
+    str | None, option("Ledger of the data set, over all its releases.", "--ledger")
+]
+JOB = {
+    "schema": "data.schema",
+    "person": "data.user",
+    "at_most": "data.most_records",
+    "records": "privacy.records",
+    "model": "model.name",
+    "epsilon": "privacy.epsilon",
+    "delta": "privacy.delta",
+    "mechanism": "training.mechanism",
+    "sampling": "training.sampling",
+    "batch_size": "training.batch_size",
+    "epochs": "training.epochs",
+    "steps": "training.steps",
+    "clip_norm": "training.clip_norm",
+    "learning_rate": "training.learning_rate",
+    "device": "runtime.device",
+    "ledger": "ledger.path",
+    "budget": "ledger.budget_epsilon",
+    "trials": "tune.trials",
+    "route": "tune.route",
+    "law": "tune.law",
+    "score": "tune.score",
+    "public": "tune.public",
+    "workers": "tune.workers",
+}
+"""The fields of a configuration that are flags."""
+
+
+def job_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a configuration that the flags of a command give, and where its data are."""
+    found = {key: given[name] for name, key in JOB.items() if name in given}
+    text = found.get("privacy.records")
+    if isinstance(text, str) and text.isdecimal() and len(text) < 19:
+        found["privacy.records"] = int(text)  # any other text is the configuration's to judge
+    return found
+
+
 def run_folder(out: Path | None, resume: bool) -> Path:
     """The folder of a run: a new one, or with `resume` one that holds a run.
 
@@ -69,23 +116,3 @@ def run_folder(out: Path | None, resume: bool) -> Path:
             "--resume", str(out), "holds no run to resume; leave --resume out to start one"
         )
     return out
-
-
-def toml(fields: Mapping[str, Any]) -> str:
-    """Strings, numbers and lists of them as TOML; what is None is left out."""
-    return "".join(
-        f"{key} = {json.dumps(value, default=str)}\n"
-        for key, value in fields.items()
-        if value is not None
-    )
-
-
-def command_line(words: list[str], fields: Mapping[str, Any]) -> str:
-    """The command of these words, with a flag for every field that is given."""
-    flags = [
-        word
-        for key, value in fields.items()
-        if value is not None
-        for word in (f"--{key.replace('_', '-')}", str(value))
-    ]
-    return shlex.join(["dpfy", *words, *flags])

@@ -4,40 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
-import typer
-
-from dpfy.cli import options
+from dpfy.cli.form import Asked, TableRunForm, command, flag
 from dpfy.cli.interrupt import resumable
-from dpfy.cli.options import option
 from dpfy.cli.output import charged, tell
 
 
-def query(
-    data: options.Table,
-    text: Annotated[
-        str, typer.Argument(metavar="QUERY", help="What to ask, in quotes.", show_default=False)
-    ],
-    schema: options.SchemaFile,
-    epsilon: Annotated[float, option("What the whole query may cost.")],
-    out: options.Out = None,
-    delta: Annotated[float, typer.Option(help="Delta; 0 for a pure guarantee.")] = 0.0,
-    resume: options.Resume = False,
-    ledger: options.LedgerFile = None,
-    person: options.Person = None,
-    at_most: options.AtMost = None,
-    most_groups: Annotated[int | None, option("Most groups that one person adds to.")] = None,
-    most_each: Annotated[int | None, option("Most rows of one person in a group.")] = None,
-    records: Annotated[
-        int | None, option("Public number of records: protects replacing one.")
-    ] = None,
-    contributions: Annotated[
-        int | None, option("Ask about persons: column contributions, up to this public bound.")
-    ] = None,
-    insecure_seed: options.Seed = None,
-    as_json: options.Json = False,
-) -> None:
+@dataclass(frozen=True)
+class QueryForm(TableRunForm):
+    """`dpfy query`."""
+
+    query: str = flag("What to ask, in quotes.", metavar="QUERY")
+    epsilon: float = flag("What the whole query may cost.")
+    delta: float = flag("Delta; 0 for a pure guarantee.", 0.0)
+    most_groups: int | None = flag("Most groups that one person adds to.", None)
+    most_each: int | None = flag("Most rows of one person in a group.", None)
+    records: int | None = flag("Public number of records: protects replacing one.", None)
+    contributions: int | None = flag(
+        "Ask about persons: column contributions, up to this public bound.", None
+    )
+
+
+@command(QueryForm)
+def query(asked: Asked[QueryForm]) -> None:
     """Ask private statistics of a table, and leave a run folder that anyone can verify.
 
     A query is: statistics, then by, where and level. These hold for all statistics of the query.
@@ -68,44 +59,29 @@ def query(
     """
     from dpfy.queries import run
     from dpfy.queries.plan import QueryTerms
-    from dpfy.runs.run import Run
 
-    out = options.run_folder(out, resume)
+    form = asked.form
     terms = QueryTerms(
-        epsilon, delta, person, at_most, most_groups, most_each, records, contributions
+        form.epsilon,
+        form.delta,
+        form.person,
+        form.at_most,
+        form.most_groups,
+        form.most_each,
+        form.records,
+        form.contributions,
     )
-    public = {
-        "query": text,
-        "epsilon": epsilon,
-        "delta": delta,
-        "person": person,
-        "at_most": at_most,
-    }
-    public |= {
-        "most_groups": most_groups,
-        "most_each": most_each,
-        "records": records,
-        "contributions": contributions,
-    }
-    private = {"data": data, "schema": schema, "ledger": None if ledger is None else str(ledger)}
-    place = Run(
-        out,
-        resume=resume,
-        ledger=ledger,
-        seed=insecure_seed,
-        config=(options.toml(public), options.toml(public | private)),
-    )
-    flags = {
-        key: value for key, value in (public | private).items() if key not in ("data", "query")
-    }
-    again = options.command_line(["query", data, text], flags)
-    with resumable(out, again), _bar() as progress:
-        found = run.answered(data, text, schema=schema, terms=terms, run=place, progress=progress)
-    tell(
-        found.to_json(),
-        [*_lines(found), *charged(found.epsilon, ledger)],
-        as_json=as_json,
-    )
+    with resumable(asked.out, asked.again("query")), _bar() as progress:
+        found = run.answered(
+            form.data,
+            form.query,
+            schema=form.schema,
+            terms=terms,
+            run=asked.run(),
+            progress=progress,
+        )
+    lines = [*_lines(found), *charged(found.epsilon, form.ledger)]
+    tell(found.to_json(), lines, as_json=asked.as_json)
 
 
 @contextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dpfy.cli import options
+from dpfy.cli.form import Asked, TableRunForm, command, flag
 from dpfy.cli.interrupt import resumable
 from dpfy.cli.options import option
 from dpfy.cli.output import charged, tell
@@ -36,49 +38,31 @@ app = typer.Typer(
 )
 
 
+@dataclass(frozen=True)
+class SynthesizeForm(TableRunForm):
+    """`dpfy synthesize`."""
+
+    epsilon: float = flag("What the whole table may cost.")
+    delta: float = flag("Delta.", 1e-9)
+    method: str = flag(
+        "aim or mst; of dpfy-lab: mwem, privbayes, rap, independent, dp-gan, pate-gan.", "aim"
+    )
+    workload: str | int | None = flag(
+        "What matters: 2 or 3 for all pairs or triples, or marginals: age,sex;job,income.", None
+    )
+    target: str | None = flag("A column to be predicted: what goes with it matters more.", None)
+    rows: int | None = flag("Rows to make.", None, "as many as there seem to be")
+    public: str | None = flag("A public table of the same schema, to start from.", None, path=True)
+    model_size: float | None = flag("Most megabytes of the model's tables.", None, "8")
+    records: int | None = flag(
+        "Public number of records: protects replacing one (dp-gan: adding or removing one).", None
+    )
+    device: str = flag("cpu or cuda.", "cpu")
+
+
 @app.command(DEFAULT)
-def table(
-    data: options.Table,
-    schema: options.SchemaFile,
-    epsilon: Annotated[float, option("What the whole table may cost.")],
-    out: Annotated[Path | None, option("Run folder (default: new, in runs/).")] = None,
-    delta: Annotated[float, typer.Option(help="Delta.")] = 1e-9,
-    method: Annotated[
-        str,
-        typer.Option(
-            help="aim or mst; of dpfy-lab: mwem, privbayes, rap, independent, dp-gan, pate-gan."
-        ),
-    ] = "aim",
-    workload: Annotated[
-        str | None,
-        option("What matters: 2 or 3 for all pairs or triples, or marginals: age,sex;job,income."),
-    ] = None,
-    target: Annotated[
-        str | None, option("A column to be predicted: what goes with it matters more.")
-    ] = None,
-    rows: Annotated[
-        int | None, option("Rows to make (default: as many as there seem to be).")
-    ] = None,
-    public: Annotated[
-        str | None, option("A public table of the same schema, to start from.")
-    ] = None,
-    model_size: Annotated[
-        float | None, option("Most megabytes of the model's tables (default: 8).")
-    ] = None,
-    resume: options.Resume = False,
-    ledger: options.LedgerFile = None,
-    person: options.Person = None,
-    at_most: options.AtMost = None,
-    records: Annotated[
-        int | None,
-        option(
-            "Public number of records: protects replacing one (dp-gan: adding or removing one)."
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    insecure_seed: options.Seed = None,
-    as_json: options.Json = False,
-) -> None:
+@command(SynthesizeForm)
+def table(asked: Asked[SynthesizeForm]) -> None:
     """Make a synthetic table, and leave a run folder that anyone can verify.
 
     dpfy synthesize people.csv --schema people.toml --epsilon 1 --out runs/synthetic
@@ -93,70 +77,32 @@ def table(
     records) and pate-gan (needs --rows).
     """
     from dpfy.core import check
-    from dpfy.runs.run import Run
     from dpfy.synthetic.plan import MODEL_CELLS, SynthesisOptions, SynthesisTerms
     from dpfy.synthetic.run import synthesize_table
 
-    out = options.run_folder(out, resume)
-    terms = SynthesisTerms(epsilon, delta, person, at_most, records)
-    cells = (
-        MODEL_CELLS
-        if model_size is None
-        else max(1, int(check.positive("--model-size", model_size) * 2**17))
-    )
-    how = SynthesisOptions(method, _workload(workload), target, rows, cells, device)
-    asked = {
-        "method": method,
-        "epsilon": epsilon,
-        "delta": delta,
-        "workload": workload,
-        "target": target,
-        "rows": rows,
-    }
-    asked |= {
-        "model_size": model_size,
-        "person": person,
-        "at_most": at_most,
-        "records": records,
-        "device": device,
-    }
-    private = {
-        "schema": schema,
-        "public": public,
-        "ledger": None if ledger is None else str(ledger),
-    }
-    stated = (
-        ()
-        if public is None
-        else (
-            {
-                "data": Path(public).name[:80] or "a table",
-                "used_for": "the start of the model",
-                "provenance": "as given by --public",
-            },
-        )
-    )
-    place = Run(
-        out,
-        resume,
-        ledger,
-        seed=insecure_seed,
-        config=(options.toml(asked), options.toml(asked | private | {"data": data})),
-        public_data=stated,
-    )
-    again = options.command_line(["synthesize", data], asked | private)
-    with resumable(out, again), progress_bar() as progress:
+    form = asked.form
+    terms = SynthesisTerms(form.epsilon, form.delta, form.person, form.at_most, form.records)
+    cells = MODEL_CELLS
+    if form.model_size is not None:
+        cells = max(1, int(check.positive("--model-size", form.model_size) * 2**17))
+    matters = _workload(form.workload)
+    how = SynthesisOptions(form.method, matters, form.target, form.rows, cells, form.device)
+    stated: tuple[dict[str, str], ...] = ()
+    if form.public is not None:
+        said = {"used_for": "the start of the model", "provenance": "as given by --public"}
+        stated = ({"data": Path(form.public).name[:80] or "a table", **said},)
+    with resumable(asked.out, asked.again("synthesize")), progress_bar() as progress:
         made = synthesize_table(
-            data,
-            schema=schema,
+            form.data,
+            schema=form.schema,
             terms=terms,
-            run=place,
+            run=asked.run(public_data=stated),
             options=how,
-            public=public,
+            public=form.public,
             progress=progress,
         )
-    left = charged(made.epsilon, ledger)
-    tell(made.to_json(), [*_lines(made), *left], as_json=as_json)
+    lines = [*_lines(made), *charged(made.epsilon, form.ledger)]
+    tell(made.to_json(), lines, as_json=asked.as_json)
 
 
 @app.command("evaluate")
@@ -209,13 +155,13 @@ def evaluate(
     tell(found, lines(found), as_json=as_json)
 
 
-def _workload(text: str | None) -> Any:
+def _workload(given: int | str | None) -> Any:
     """A number, or marginals separated by semicolons, each of columns separated by commas."""
-    if text is None:
-        return None
-    if text.strip().isdigit():
-        return int(text)
-    return [[name.strip() for name in part.split(",")] for part in text.split(";") if part.strip()]
+    if not isinstance(given, str):
+        return given
+    if given.strip().isdigit():
+        return int(given)
+    return [[name.strip() for name in part.split(",")] for part in given.split(";") if part.strip()]
 
 
 @contextmanager

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from dpfy.cli import options, train_labels
 from dpfy.cli.interrupt import resumable
 from dpfy.cli.options import option
@@ -17,29 +15,19 @@ CHOSEN = {"identity": "dp-sgd (independent noise)", "banded": "band-mf", "square
 
 
 def train(
-    data: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="DATA",
-            help="A file (.csv, .parquet, .npz), embedded, digits, mnist, ..., or a "
-            "configuration (.toml).",
-            show_default=False,
-        ),
-    ] = None,
-    config: Annotated[Path | None, option("Configuration (TOML).")] = None,
-    schema: Annotated[str | None, option("Public schema of a table (TOML).")] = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    schema: options.TableSchema = None,
     person: options.Person = None,
     at_most: options.AtMost = None,
     out: options.Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    records: Annotated[
-        str | None, option("Public number to train on, less those held out.")
-    ] = None,
-    model: Annotated[str | None, option("scattering-linear, linear, mlp, ...")] = None,
+    resume: options.Resume = False,
+    records: options.Records = None,
+    model: options.Model = None,
     protect: Annotated[str | None, option("records (default), or labels.")] = None,
     method: Annotated[str | None, option("How labels are released.")] = None,
     epsilon: Annotated[float | None, option("Epsilon to reach (default 3; labels: 1).")] = None,
-    delta: Annotated[float | None, option("Delta (1e-5); below 1/records.")] = None,
+    delta: options.Delta = None,
     mechanism: Annotated[str | None, option("dp-sgd, band-mf, blt, tree, ..., auto.")] = None,
     sampling: Annotated[str | None, option("poisson (default), without-replacement.")] = None,
     batch_size: Annotated[float | None, option("Mean size of a batch (default: all).")] = None,
@@ -48,7 +36,7 @@ def train(
     clip_norm: Annotated[float | None, option("Largest gradient norm of an example.")] = None,
     learning_rate: Annotated[float | None, option("Learning rate.")] = None,
     device: Annotated[str | None, option("cpu (default), cuda, ...")] = None,
-    ledger: Annotated[str | None, option("Ledger of the data set, over all runs.")] = None,
+    ledger: options.JobLedger = None,
     budget: Annotated[float | None, option("Epsilon that all runs may spend.")] = None,
     assignments: options.Assignments = None,
     show_config: options.ShowConfig = False,
@@ -63,26 +51,9 @@ def train(
 
     Example: dpfy train people.csv --schema people.toml --records 20000 --epsilon 3
     """
+    flags = options.job_fields(locals())
     config, named = source(data, config)
-    flags = named | {
-        "data.schema": schema,
-        "data.user": person,
-        "data.most_records": at_most,
-        "privacy.records": count(records),
-        "model.name": model,
-        "privacy.epsilon": epsilon,
-        "privacy.delta": delta,
-        "training.mechanism": mechanism,
-        "training.sampling": sampling,
-        "training.batch_size": batch_size,
-        "training.epochs": epochs,
-        "training.steps": steps,
-        "training.clip_norm": clip_norm,
-        "training.learning_rate": learning_rate,
-        "runtime.device": device,
-        "ledger.path": ledger,
-        "ledger.budget_epsilon": budget,
-    }
+    flags |= named
     run = _train
     if train_labels.chosen(protect, method, out, resume):
         run, flags = train_labels.train_labels, flags | {"labels.method": method}
@@ -111,13 +82,6 @@ def source(data: str | None, config: Path | None) -> tuple[Path | None, dict[str
         return Path(data), {}
     named = data in KINDS or not (Path(data).suffix or Path(data).exists())
     return config, {"data.kind" if named else "data.path": data}
-
-
-def count(text: str | None) -> int | str | None:
-    """The number that a text is, if it is one that could count records; any other text is the
-    configuration's to judge.
-    """
-    return int(text) if text is not None and text.isdecimal() and len(text) < 19 else text
 
 
 def _train(

@@ -13,23 +13,13 @@ from dpfy.cli import options
 from dpfy.cli.interrupt import resumable
 from dpfy.cli.options import option
 from dpfy.cli.output import charged, tell
-from dpfy.cli.train import count, source
+from dpfy.cli.train import source
 
 
 def tune(
-    data: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="DATA",
-            help="A table or arrays of your own, a known data set (embedded, digits, ...), or the "
-            "configuration of job and search (.toml).",
-            show_default=False,
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None, option("Configuration (TOML), where DATA is no configuration.")
-    ] = None,
-    schema: Annotated[str | None, option("Public schema of a table (TOML).")] = None,
+    data: options.Data = None,
+    config: options.Config = None,
+    schema: options.TableSchema = None,
     person: options.Person = None,
     at_most: options.AtMost = None,
     over: Annotated[
@@ -42,17 +32,13 @@ def tune(
         ),
     ] = None,
     out: options.Out = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the search in --out.")
-    ] = False,
-    records: Annotated[
-        str | None, option("Public number to train on, less those held out.")
-    ] = None,
-    model: Annotated[str | None, option("scattering-linear, linear, mlp, ...")] = None,
+    resume: options.Resume = False,
+    records: options.Records = None,
+    model: options.Model = None,
     epsilon: Annotated[
         float | None, option("What everything may cost together (default 3).")
     ] = None,
-    delta: Annotated[float | None, option("Delta (1e-5); below 1/records.")] = None,
+    delta: options.Delta = None,
     trials: Annotated[float | None, option("Trials, on average (default 20).")] = None,
     route: Annotated[str | None, option("public, random, composition, noisy-max, subset.")] = None,
     law: Annotated[str | None, option("logarithmic, geometric, poisson (random number).")] = None,
@@ -61,7 +47,7 @@ def tune(
         str | None, option("Public data to search on: a kind, or a job file.")
     ] = None,
     workers: Annotated[int | None, option("Trials side by side.")] = None,
-    ledger: Annotated[str | None, option("Ledger of the data set, over all runs.")] = None,
+    ledger: options.JobLedger = None,
     assignments: options.Assignments = None,
     show_config: options.ShowConfig = False,
     insecure_seed: options.Seed = None,
@@ -87,23 +73,9 @@ def tune(
     from dpfy.core.errors import InvalidInput
     from dpfy.tuning import config as configuration
 
+    flags = options.job_fields(locals())
     config, named = source(data, config)
-    flags = named | {
-        "data.schema": schema,
-        "data.user": person,
-        "data.most_records": at_most,
-        "privacy.records": count(records),
-        "model.name": model,
-        "privacy.epsilon": epsilon,
-        "privacy.delta": delta,
-        "ledger.path": ledger,
-        "tune.trials": trials,
-        "tune.route": route,
-        "tune.law": law,
-        "tune.score": score,
-        "tune.public": public,
-        "tune.workers": workers,
-    }
+    flags |= named
     given, searched = (
         settings.assigned(configuration.SECTIONS, assignments or [], flags),
         _ranges(over or []),
@@ -203,6 +175,7 @@ def _lines(found: Any, told: dict[str, Any]) -> list[str]:
         "privacy.json",
         "ledger.jsonl",
         "search.json",
+        "search.toml",
         "trials.jsonl",
         "config.toml",
     )

@@ -5,8 +5,7 @@ public rows.
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,20 +78,12 @@ def kind_for(name: str, schema: str, target: str | None) -> type[PrivateEstimato
     return kind
 
 
-def settings(kind: type[PrivateEstimator], assignments: Sequence[str]) -> dict[str, Any]:
-    """`key=value` for the parameters of an estimator, values as TOML; words need no quotes."""
+def settings(kind: type[PrivateEstimator], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of an estimator by their names; unknown ones are refused."""
     known = [name for name in kind().get_params(deep=False) if name not in COMMON]
-    found: dict[str, Any] = {}
-    for text in assignments:
-        key, sign, value = text.partition("=")
-        check.one_of("--set", key.strip(), known)
-        if not sign:
-            raise InvalidInput("--set", text, "must be key=value")
-        try:
-            found[key.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except (tomllib.TOMLDecodeError, RecursionError, ValueError):
-            found[key.strip()] = value.strip()
-    return found
+    for key in given:
+        check.one_of("--set", key, known)
+    return dict(given)
 
 
 def person(user: str | None, most_records: int | None) -> Person | None:

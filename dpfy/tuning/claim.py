@@ -29,8 +29,8 @@ from dpfy.tuning.routes import (
 from dpfy.tuning.space import Space
 
 TUNING = "tuning"
-SEARCH, TRIALS = "search.json", "trials.jsonl"
-FILES = (SEARCH, "config.toml", "schema.toml", "metrics.jsonl", TRIALS, "model.safetensors")
+SEARCH, ASKED, TRIALS = "search.json", "search.toml", "trials.jsonl"
+FILES = (SEARCH, ASKED, "config.toml", "schema.toml", "metrics.jsonl", TRIALS, "model.safetensors")
 PAYMENT = Codec("payment", {"payment": SearchRoute})
 SCORED = {
     PUBLIC: "on public records, exactly",

@@ -28,7 +28,7 @@ from dpfy.training import job
 from dpfy.tuning import config as configuration
 from dpfy.tuning import outcome, search
 from dpfy.tuning import run as search_run
-from dpfy.tuning.claim import SEARCH
+from dpfy.tuning.claim import ASKED, SEARCH
 from dpfy.tuning.config import SearchConfig
 from dpfy.tuning.routes import PUBLIC, PUBLIC_DATA
 from dpfy.tuning.run import Execution, Tuned, tune
@@ -153,14 +153,17 @@ def recipe_for(config: SearchConfig) -> Callable[[Settings, int], Recipe]:
 
 
 def published(config: SearchConfig, settings: Settings, plan: Plan) -> dict[str, bytes]:
-    """The files of the selected run beside its model: its configuration, and the schema of its
-    table.
+    """The files of the selected run beside its model: its configuration, for `dpfy train`; that of
+    the search, for `dpfy tune`; and the schema of its table.
     """
     found = config.with_settings(settings)
     found = replace(
         found, privacy=replace(found.privacy, epsilon=None, noise_multiplier=plan.noise_multiplier)
     )
-    files = {"config.toml": (SELECTED + found.to_toml(publish=True)).encode()}
+    files = {
+        "config.toml": (SELECTED + found.to_toml(publish=True)).encode(),
+        ASKED: config.to_toml(publish=True).encode(),
+    }
     return files | ({"schema.toml": job.schema_of(found)} if found.data.schema is not None else {})
 
 

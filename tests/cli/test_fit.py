@@ -92,7 +92,7 @@ def test_a_regression_with_settings_and_predictions_of_its_run(tmp_path, capsys)
     assert all(0 <= value <= 80 for value in answer["predictions"])
     assert call(capsys, "predict", run, rows, "--out", tmp_path / "out.csv")[0] == 0
     assert (tmp_path / "out.csv").read_text().startswith("prediction\n")
-    assert "choose a new file" in refused(
+    assert "choose another name" in refused(
         capsys, "predict", run, rows, "--out", tmp_path / "out.csv"
     )
 

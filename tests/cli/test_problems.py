@@ -175,6 +175,8 @@ def test_the_refusal_of_a_wrong_number_says_what_was_held_out(capsys, tmp_path: 
         60,
         "--delta",
         "1e-3",
+        "--set",
+        "privacy.adjacency=replace-one",
         "--out",
         tmp_path / "run",
     )

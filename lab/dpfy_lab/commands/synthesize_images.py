@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from dpfy.cli.form import lines as toml
 from dpfy.cli.interrupt import resumable
-from dpfy.cli.options import Json, option, toml
+from dpfy.cli.options import Json, option
 from dpfy.cli.output import tell
 from dpfy.cli.synthesize import progress_bar
 
