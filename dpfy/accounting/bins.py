@@ -74,6 +74,7 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
 from dpfy.accounting import gaussian, profiles
+from dpfy.accounting.allocation import split
 from dpfy.accounting.profiles import Points, Sides
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
@@ -403,7 +404,7 @@ class CellSum:
 
 
 def _beyond(norm: float, step: float) -> CellSum:
-    masses = split(norm, step, DIRECT_CELLS)
+    masses = np.asarray(split(norm, step, DIRECT_CELLS), dtype=np.float64)
     cut = math.log(DIRECT_CELLS * step) / norm + norm / 2
     beyond = float(ndtr(-cut)) + float(masses[-1])
     return CellSum(
@@ -412,31 +413,6 @@ def _beyond(norm: float, step: float) -> CellSum:
         float(ndtr(norm - cut)) / step + float(masses[-1]) * DIRECT_CELLS,
         1 / step,
     )
-
-
-def split(norm: float, step: float, cells: int) -> Floats:
-    """Masses at 0, step, ..., cells * step of exp(norm x - norm^2 / 2), x standard normal, moved to
-    the grid with its mean kept.
-
-    What lies beyond the grid is left out.
-    """
-    edges = np.arange(cells + 1) * step
-    with np.errstate(divide="ignore"):
-        cut = np.log(edges) / norm + norm / 2
-    mass, moment = _between(cut), _between(cut - norm)
-    right = np.clip(moment / step - np.arange(cells) * mass, 0, mass)
-    found = np.zeros(cells + 1)
-    found[:-1] = mass - right
-    found[1:] += right
-    return found
-
-
-def _between(edges: Floats) -> Floats:
-    """Standard normal mass between neighbouring edges; in the upper half by the upper tails, which
-    keep their relative precision.
-    """
-    lower, upper = np.diff(ndtr(edges)), -np.diff(ndtr(-edges))
-    return np.asarray(np.where(edges[:-1] > 0, upper, lower))
 
 
 SAMPLES = 2**17

@@ -25,7 +25,14 @@ ORDERS = {
 """Orders in which every unit takes part once a pass: where one noise serves a batch, none is
 amplified.
 """
-PATTERNS = ("poisson", "truncated-poisson", "without-replacement", "with-replacement", *ORDERS)
+PATTERNS = (
+    "poisson",
+    "truncated-poisson",
+    "without-replacement",
+    "with-replacement",
+    "random-allocation",
+    *ORDERS,
+)
 LOCAL = ("shuffled", "check-ins", "buffer-shuffled", "fixed-order")
 """What may be done with reports that are private one by one."""
 
@@ -72,6 +79,8 @@ class TrainingPattern:
             return PatternClaim(
                 poisson(self.noise_multiplier, self.sampling_rate, self.steps), self._assumptions()
             )
+        if self.sampling == "random-allocation":
+            return self._allocated()
         if self.sampling == "without-replacement":
             self._require_sizes()
             event = without_replacement(
@@ -98,6 +107,21 @@ class TrainingPattern:
                 (self.records, self.batch_size),
                 f"are needed for {self.sampling} sampling",
             )
+
+    def _allocated(self) -> PatternClaim:
+        """Epochs of about 1 / sampling rate steps. An epoch that was begun counts whole."""
+        if not self.steps or not self.sampling_rate:
+            return PatternClaim(ev.Nothing(), ("nobody takes part",))
+        # a batch holds at most the share of the sampling rate
+        epoch = max(1, math.ceil(1 / self.sampling_rate * (1 - 1e-12)))
+        epochs = -(-self.steps // epoch)
+        return PatternClaim(
+            ev.random_allocation(self.noise_multiplier, epoch, epochs),
+            (
+                f"in each of {epochs} epochs every unit takes part in exactly one of {epoch} steps, "
+                f"chosen uniformly and in secret, anew for each epoch",
+            ),
+        )
 
     def _passes(self) -> PatternClaim:
         """Each unit takes part once a pass: no amplification, the bill of its own steps. A pass

@@ -28,7 +28,7 @@ from dpfy.core import check, storage
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.core.storage import write_atomically
-from dpfy.core.unit import EXAMPLE, Poisson
+from dpfy.core.unit import EXAMPLE, Poisson, RandomAllocation
 from dpfy.gradients.clip import FlatClip
 from dpfy.models import build, features
 from dpfy.noise.strategy import Identity
@@ -298,15 +298,19 @@ def _margins(folder: Path, canaries: Tensor, labels: Tensor) -> NDArray[np.float
     return margins
 
 
+ADDED = (Poisson, RandomAllocation)
+"""Patterns whose accounting is about adding a record."""
+
+
 def _auditable(plan: Plan) -> None:
-    if not isinstance(pattern := plan.recipe.sampler.participation, Poisson) and isinstance(
-        plan.recipe.strategy, Identity
-    ):
+    pattern = plan.recipe.sampler.participation
+    if not isinstance(pattern, ADDED) and isinstance(plan.recipe.strategy, Identity):
         raise Unsupported(
             f"auditing a training run with {pattern.words}",
-            "canaries are added or left out: audit Poisson batches, add-or-remove-one",
+            "canaries are added or left out: audit Poisson batches or random allocation, "
+            "add-or-remove-one",
         )
-    if not isinstance(pattern, Poisson) or not isinstance(plan.recipe.strategy, Identity):
+    if not isinstance(pattern, ADDED) or not isinstance(plan.recipe.strategy, Identity):
         raise Unsupported(
             f"auditing {type(plan.recipe.strategy).__name__} noise in a training run",
             "audit DP-SGD here, and correlated noise with dpfy audit mechanism --bands",
@@ -344,7 +348,7 @@ def audited_run(folder: Path, confidence: float = 0.95) -> tuple[dict[str, Any],
 
 
 def _judged(seen: Evidence, confidence: float) -> Any:
-    plan, rate = seen.plan, getattr(seen.plan.recipe.sampler, "rate", 1.0)
+    plan, rate = seen.plan, seen.plan.recipe.expected_batch / seen.plan.recipe.records
     family = ClaimedFamily(claimed_curve(plan))
     claim = AuditedClaim(plan.epsilon, plan.delta, plan.noise_multiplier, rate, family)
     if seen.projections is not None:

@@ -17,8 +17,7 @@ ACCOUNTANT = typer.Option(
 ADJACENCY = typer.Option(help="Which change is hidden: add-or-remove-one, replace-one, zero-out.")
 SAMPLING = typer.Option(
     help="How batches are formed: poisson, truncated-poisson, without-replacement, "
-    "with-replacement, shuffled, buffer-shuffled, "
-    "fixed-order."
+    "with-replacement, random-allocation, shuffled, buffer-shuffled, fixed-order."
 )
 
 

@@ -387,6 +387,20 @@ class BallsInBins:
 
 
 @dataclass(frozen=True)
+class RandomlyAllocated:
+    """Gaussian releases of `steps` steps, of which a unit takes part in exactly one, chosen
+    uniformly and in secret.
+    """
+
+    noise_multiplier: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        check.positive("noise_multiplier", self.noise_multiplier)
+        check.integer("steps", self.steps)
+
+
+@dataclass(frozen=True)
 class Shuffled:
     """One report from each of `records` units, each by a randomiser that is `epsilon0`-private by
     itself, put into a random order.
@@ -554,6 +568,7 @@ Event = Union[
     SampledWithReplacement,
     TruncatedPoissonGaussian,
     BallsInBins,
+    RandomlyAllocated,
     Shuffled,
     RandomCheckIns,
     Repeated,
@@ -590,6 +605,7 @@ CODEC = Codec(
         "sampled-with-replacement": SampledWithReplacement,
         "truncated-poisson-gaussian": TruncatedPoissonGaussian,
         "balls-in-bins": BallsInBins,
+        "randomly-allocated": RandomlyAllocated,
         "shuffled": Shuffled,
         "random-check-ins": RandomCheckIns,
         "repeated": Repeated,
@@ -716,3 +732,15 @@ def without_replacement(
         noise if batch_size == records else SampledWithoutReplacement(records, batch_size, noise),
         steps,
     )
+
+
+def random_allocation(
+    noise_multiplier: float, steps_per_epoch: int, epochs: int, times: int = 1
+) -> Event:
+    """Epochs in each of which a unit takes part in `times` of the steps, drawn anew for each.
+
+    A uniform choice of k of t steps is a uniform choice of one step in each of k blocks of t // k
+    steps, the blocks being drawn at random beforehand: whoever is told the blocks sees k releases of
+    one step in t // k (Feldman & Shenfeld 2025).
+    """
+    return Repeated(RandomlyAllocated(noise_multiplier, steps_per_epoch // times), times * epochs)

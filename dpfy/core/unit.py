@@ -374,6 +374,31 @@ class SecretBins:
         )
 
 
+@dataclass(frozen=True)
+class RandomAllocation:
+    """In every epoch each unit takes part in exactly `times` of `steps_per_epoch` steps, chosen
+    uniformly and in secret, anew for each epoch.
+    """
+
+    steps_per_epoch: int
+    epochs: int
+    times: int = 1
+
+    def __post_init__(self) -> None:
+        check.integer("participation.steps_per_epoch", self.steps_per_epoch)
+        check.integer("participation.epochs", self.epochs)
+        check.integer("participation.times", self.times, most=self.steps_per_epoch)
+
+    @property
+    def words(self) -> str:
+        """How units take part in steps."""
+        count = "one" if self.times == 1 else f"{self.times:,}"
+        return (
+            f"random allocation: in each of {self.epochs:,} epochs every unit takes part in exactly "
+            f"{count} of {self.steps_per_epoch:,} steps, chosen anew"
+        )
+
+
 Participation = Union[
     Poisson,
     WithoutReplacement,
@@ -383,6 +408,7 @@ Participation = Union[
     Separated,
     CyclicPoisson,
     SecretBins,
+    RandomAllocation,
 ]
 """The union of all patterns; grows with the samplers."""
 
@@ -391,6 +417,6 @@ def varies(pattern: object) -> bool:
     """Whether batches have random sizes: the number of records in one is then no constant of the
     run.
     """
-    return isinstance(pattern, CyclicPoisson | Separated) or (
+    return isinstance(pattern, CyclicPoisson | Separated | RandomAllocation) or (
         isinstance(pattern, Poisson) and pattern.rate < 1
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from dpfy.core.errors import Unsupported
-from dpfy.core.unit import Participation, Poisson, WithoutReplacement
+from dpfy.core.unit import Participation, Poisson, RandomAllocation, WithoutReplacement
 from dpfy.noise import noise_buffers
 
 if TYPE_CHECKING:
@@ -108,11 +108,11 @@ class Identity(Recurrent):
         """1 where every step is sampled afresh: steps are composed by the accountant, each with
         sensitivity one.
         """
-        if isinstance(participation, Poisson | WithoutReplacement):
+        if isinstance(participation, Poisson | WithoutReplacement | RandomAllocation):
             return 1.0
         raise Unsupported(
             f"independent noise with {type(participation).__name__} participation",
-            "use Poisson sampling, or a correlated strategy",
+            "use Poisson sampling or random allocation, or a correlated strategy",
         )
 
     def init(self, like: Grads) -> State:

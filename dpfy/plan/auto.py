@@ -29,6 +29,8 @@ DENSE_STEPS = 512
 FULL_BANDS = 2048
 FEW_WIDTHS = 4
 """As many numbers of bands are compared by the target's accountant alone."""
+ALLOCATED = ("tight", "rdp")
+"""Accountants that know random allocation."""
 COMPARED_STEPS = 20_000
 """The longest run for which mechanisms are compared."""
 
@@ -190,8 +192,16 @@ def measure(mechanism: str, sampling: str, plan: Plan) -> MechanismCandidate:
 def amplified(
     records: int, batch_size: float, steps: int, target: CalibrationTarget
 ) -> list[MechanismCandidate]:
-    """DP-SGD, and banded noise with cyclic Poisson sampling for the best number of bands."""
-    rows = [measure("dp-sgd", "poisson", target.plan(dpsgd(records, batch_size, steps=steps)))]
+    """DP-SGD with Poisson samples and, where its accounting is known, with random allocation; banded
+    noise with cyclic Poisson sampling for the best number of bands.
+    """
+    samplings = ["poisson"]
+    if target.accountant in ALLOCATED and steps_per_epoch(records, batch_size) > 1:
+        samplings.append("random-allocation")
+    rows = [
+        measure("dp-sgd", name, target.plan(dpsgd(records, batch_size, steps=steps, sampling=name)))
+        for name in samplings
+    ]
     if best := best_bands(records, batch_size, steps, target):
         rows.append(best)
     return rows

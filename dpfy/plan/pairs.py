@@ -43,6 +43,21 @@ def _sampled(
     return events.poisson(multiplier, pattern.rate, steps)
 
 
+def _allocated(
+    multiplier: float, pattern: patterns.Participation, noise: strategy.Strategy, steps: int
+) -> events.Event:
+    """The epochs that were begun, each as a whole: a part of an epoch shows less than all of it."""
+    assert isinstance(pattern, patterns.RandomAllocation)
+    epochs = -(-steps // pattern.steps_per_epoch)
+    if epochs > pattern.epochs:
+        raise InvalidInput(
+            "steps",
+            steps,
+            f"must be at most {pattern.epochs} epochs of {pattern.steps_per_epoch} steps",
+        )
+    return events.random_allocation(multiplier, pattern.steps_per_epoch, epochs, pattern.times)
+
+
 def _scheduled(
     multiplier: float, pattern: patterns.Participation, noise: strategy.Strategy, steps: int
 ) -> events.Event:
@@ -150,6 +165,13 @@ SAMPLED = (
     "compose adaptively "
     "(Abadi et al. 2016; Mironov, Talwar & Zhang 2019)."
 )
+ALLOCATED = (
+    "In every epoch a unit's steps are a secret uniform choice. With the unit the noisy steps of an "
+    "epoch are a mixture of Gaussians over that choice, without it one Gaussian; the pair dominates "
+    "adaptively, and a choice of k of t steps reveals at most what k choices of one of t // k do "
+    "(Feldman & Shenfeld 2025). Epochs are independent and compose adaptively. Both directions are "
+    "computed from the law of the likelihood ratio, a mean of log-normal variables."
+)
 FIXED_SIZE = (
     "Each step is a Gaussian mechanism on a uniform subset of a fixed size. Replacing a unit moves "
     "the sum by two clip norms if it is "
@@ -172,6 +194,7 @@ PHASES = (
 PAIRS: dict[tuple[type, type], ProvenPair] = {
     (patterns.Poisson, strategy.Identity): ProvenPair(_sampled, SAMPLED),
     (patterns.Poisson, Schedule): ProvenPair(_scheduled, SAMPLED + " " + PHASES),
+    (patterns.RandomAllocation, strategy.Identity): ProvenPair(_allocated, ALLOCATED),
     (patterns.Poisson, Shares): ProvenPair(_shared, SHARED),
     (patterns.WithoutReplacement, strategy.Identity): ProvenPair(_sampled, FIXED_SIZE),
     (patterns.WithoutReplacement, Schedule): ProvenPair(_scheduled, FIXED_SIZE + " " + PHASES),

@@ -442,7 +442,7 @@ def default_delta(records: int) -> float:
     return 10.0 ** min(-1, math.floor(-1.1 * math.log10(max(records, 2))))
 
 
-SAMPLINGS = ("poisson", "without-replacement")
+SAMPLINGS = ("poisson", "without-replacement", "random-allocation")
 """How DP-SGD draws its batches."""
 ROUNDING = 1e-12
 """Three epochs of 10 steps are 30 steps, whatever the rounding of their product says."""
@@ -523,6 +523,8 @@ def dpsgd(
         epochs, steps: How long to train; give one of them. `epochs` counts expected passes.
         sampling: "poisson" batches have `batch_size` records on average. "without-replacement"
             ones have exactly that many, and hide that a record is replaced (replace-one).
+            "random-allocation" puts every record into exactly one batch of each epoch, drawn anew
+            for each epoch; it needs less noise than "poisson".
         clip_norm: The bound on the norm of what a unit contributes to a step.
         unit: What is protected.
         adjacency: Which change of the data set is hidden.
@@ -545,7 +547,7 @@ def dpsgd(
         1000
     """
     count = step_count(records, batch_size, epochs, steps)
-    sampler = sampler_of(sampling, records, batch_size)
+    sampler = sampler_of(sampling, records, batch_size, count)
     recipe = Recipe(
         records,
         sampler,
@@ -570,12 +572,19 @@ def with_stopping(recipe: Recipe, points: int | Sequence[float] | None) -> Recip
     return replace(recipe, stopping=stopping(points, recipe.steps))
 
 
-def sampler_of(sampling: str, records: int, batch_size: float) -> Sampler:
-    """The sampler of independent batches with a name of `SAMPLINGS`."""
-    from dpfy.sampling.samplers import PoissonSampler, WithoutReplacementSampler
+def sampler_of(sampling: str, records: int, batch_size: float, steps: int) -> Sampler:
+    """The sampler with a name of `SAMPLINGS`, for a run of so many steps."""
+    from dpfy.sampling.samplers import (
+        PoissonSampler,
+        RandomAllocationSampler,
+        WithoutReplacementSampler,
+    )
 
     if check.one_of("sampling", sampling, SAMPLINGS) == "poisson":
         return PoissonSampler(batch_size / records)
+    if sampling == "random-allocation":
+        epoch = steps_per_epoch(records, batch_size)
+        return RandomAllocationSampler(epoch, -(-steps // epoch))
     if batch_size != int(batch_size):
         raise InvalidInput(
             "batch_size",

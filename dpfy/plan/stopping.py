@@ -106,15 +106,18 @@ def first_steps(
     """What the first `made` steps of a run of `steps` release, if it was fixed in advance that
     there are no more.
 
-    Guarantees: what is billed for fewer steps is proven for them as it is for all: fresh samples
-    and rounds of cyclic samples by their number, a stream with Toeplitz noise by the sensitivity of
-    its beginning, which is the beginning of the matrix. Others raise.
+    Guarantees: what is charged for fewer steps is proven for them as it is for all: fresh samples,
+    rounds of cyclic samples and epochs of random allocation by their number, a stream with Toeplitz
+    noise by the sensitivity of its beginning, which is the beginning of the matrix. Others raise.
     """
     if noise_multiplier == 0:
         return events.NotPrivate()
     if isinstance(
         pattern,
-        patterns.Poisson | patterns.WithoutReplacement | patterns.CyclicPoisson,
+        patterns.Poisson
+        | patterns.WithoutReplacement
+        | patterns.CyclicPoisson
+        | patterns.RandomAllocation,
     ):
         return pairs.event(noise_multiplier, pattern, noise, made)
     if not isinstance(noise, Toeplitz) or isinstance(pattern, patterns.SecretBins):

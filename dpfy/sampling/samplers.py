@@ -4,8 +4,8 @@ Poisson sampling: every record tosses its own coin at every step.
 
 Batches of a fixed size: every step takes a fresh uniform subset.
 
-Samplers that give each record a place once: fixed order, reshuffled epochs, balls in bins,
-cyclic Poisson, minimum separation.
+Samplers that give each record its places: fixed order, reshuffled epochs, random allocation, balls
+in bins, cyclic Poisson, minimum separation.
 
 Every record's places are drawn independently of all other records, from the run's own generator, so
 that adding or removing a record moves no other one: what the participation pattern promises holds
@@ -287,6 +287,57 @@ class ReshuffledSampler(_OnceAnEpoch):
 
 
 @dataclass(frozen=True)
+class RandomAllocationSampler(_OnceAnEpoch):
+    """In every epoch each record takes part in exactly `times` steps, chosen uniformly and in
+    secret, independently of all other records and epochs.
+
+    No record is left out of an epoch, and none takes part more often than another.
+
+    Guarantees: :class:`dpfy.core.unit.RandomAllocation`. The places are as secret as the noise.
+    """
+
+    times: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.integer("sampling.times", self.times, most=self.steps_per_epoch)
+
+    @property
+    def participation(self) -> patterns.RandomAllocation:
+        """So many secret steps in each epoch."""
+        return patterns.RandomAllocation(self.steps_per_epoch, self.epochs, self.times)
+
+    def expected_batch(self, records: int) -> float:
+        """One step's share."""
+        return records * self.times / self.steps_per_epoch
+
+    def batch(self, step: int, *, records: int, rng: np.random.Generator) -> Indices:
+        """The records one of whose places in this epoch comes up."""
+        import numpy as np
+
+        _check_step(step, self.steps_per_epoch * self.epochs)
+        epoch, place = divmod(step, self.steps_per_epoch)
+        places = _subsets(_key(rng), epoch, self.times, self.steps_per_epoch, records)
+        return np.flatnonzero((places == place).any(axis=0))
+
+
+@lru_cache(maxsize=8)
+def _subsets(key: bytes, part: int, times: int, places: int, records: int) -> Indices:
+    """For each record (column) a uniform set of `times` of the places, by Floyd's method: the number
+    drawn, or the largest one allowed where that is taken.
+    """
+    import numpy as np
+
+    rng = _part(key, part)
+    found = np.empty((times, records), dtype=np.int64)
+    for k in range(times):
+        largest = places - times + k
+        drawn = rng.integers(largest + 1, size=records)
+        found[k] = np.where((found[:k] == drawn).any(axis=0), largest, drawn)
+    return found
+
+
+@dataclass(frozen=True)
 class BallsInBinsSampler:
     """Each record falls into one of `bins` bins, uniformly and secretly; bin s is the batch of
     steps s, s + bins, ...
@@ -470,6 +521,7 @@ SAMPLERS: dict[str, type] = {
     "without-replacement": WithoutReplacementSampler,
     "fixed-order": FixedOrderSampler,
     "reshuffled": ReshuffledSampler,
+    "random-allocation": RandomAllocationSampler,
     "balls-in-bins": BallsInBinsSampler,
     "cyclic-poisson": CyclicPoissonSampler,
     "separated": SeparatedSampler,

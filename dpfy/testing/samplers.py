@@ -284,7 +284,7 @@ class _Setting:
 
 
 def _length(pattern: patterns.Participation) -> int | None:
-    if isinstance(pattern, patterns.FixedOrder | patterns.Reshuffled):
+    if isinstance(pattern, patterns.FixedOrder | patterns.Reshuffled | patterns.RandomAllocation):
         return pattern.steps_per_epoch * pattern.epochs
     if isinstance(pattern, patterns.SecretBins):
         return pattern.bins * pattern.epochs
@@ -293,6 +293,8 @@ def _length(pattern: patterns.Participation) -> int | None:
 
 def _most(pattern: patterns.Participation) -> int | None:
     """The most participations of one record in a run of any length."""
+    if isinstance(pattern, patterns.RandomAllocation):
+        return pattern.epochs * pattern.times
     if isinstance(pattern, patterns.FixedOrder | patterns.Reshuffled | patterns.SecretBins):
         return pattern.epochs
     if isinstance(pattern, patterns.Separated):
@@ -306,6 +308,8 @@ def _random(pattern: patterns.Participation) -> bool:
         return pattern.rate < 1
     if isinstance(pattern, patterns.WithoutReplacement):
         return pattern.batch_size < pattern.records
+    if isinstance(pattern, patterns.RandomAllocation):
+        return pattern.times < pattern.steps_per_epoch
     return isinstance(pattern, patterns.SecretBins) and pattern.bins > 1
 
 
@@ -375,12 +379,13 @@ def _secret_bins(held: _Setting, taken: Table, first: bool) -> None:
 
 
 def _reshuffled(held: _Setting, taken: Table, first: bool) -> None:
-    assert isinstance(held.pattern, patterns.Reshuffled)
-    _at_most(held, taken, held.pattern.epochs)
+    assert isinstance(held.pattern, patterns.Reshuffled | patterns.RandomAllocation)
+    times = getattr(held.pattern, "times", 1)
+    _at_most(held, taken, held.pattern.epochs * times)
     period = held.pattern.steps_per_epoch
     counts = taken[: len(taken) // period * period].reshape(-1, period, held.records).sum(1)
     require(
-        bool((counts == 1).all()),
+        bool((counts == times).all()),
         PATTERN,
         str(held),
         f"a record takes part {counts.min()} to {counts.max()} times in an epoch",
@@ -412,6 +417,7 @@ _PATTERNS: dict[type, Callable[[_Setting, Table, bool], None]] = {
     patterns.SinglePass: _single_pass,
     patterns.FixedOrder: _fixed_order,
     patterns.Reshuffled: _reshuffled,
+    patterns.RandomAllocation: _reshuffled,
     patterns.Separated: _separated,
     patterns.CyclicPoisson: _cyclic_poisson,
     patterns.SecretBins: _secret_bins,
@@ -435,6 +441,38 @@ def _check_pooled(held: _Setting, runs: Sequence[Table]) -> None:
         first = np.concatenate([taken[: pattern.bins] for taken in runs])
         _check_rates(held, first, 1 / pattern.bins, by_record=False)
         _check_bins(held, runs, pattern.bins)
+    elif isinstance(pattern, patterns.RandomAllocation):
+        rate = pattern.times / pattern.steps_per_epoch
+        _check_rates(held, np.concatenate(runs), rate, by_record=False)
+        _check_allocation(held, runs, pattern)
+
+
+def _check_allocation(
+    held: _Setting, runs: Sequence[Table], pattern: patterns.RandomAllocation
+) -> None:
+    """Pairs of steps of one epoch, of neighbouring epochs, and pairs of records: as often as
+    independent uniform choices make them.
+    """
+    period, times = pattern.steps_per_epoch, pattern.times
+    rate, both = times / period, times * (times - 1) / max(period * (period - 1), 1)
+    epochs = [run.reshape(-1, period, held.records) for run in runs if len(run) % period == 0]
+    whole = np.concatenate(epochs) if epochs else np.zeros((0, period, held.records), dtype=bool)
+    for first, second in {(0, 1), (0, period - 1), (period // 2, period - 1)}:
+        if first < second < period and len(whole):
+            seen = (whole[:, first] & whole[:, second]).sum()
+            require_rate(seen, both, len(whole) * held.records, RATE, f"{held}, one epoch")
+    if period == 1:
+        return
+    for run in epochs:
+        if len(run) > 1:
+            for shift in (0, 1):  # the same place, and the one before
+                moved = np.roll(run[1::2], shift, axis=1)
+                seen = (moved & run[: len(run) // 2 * 2 : 2]).sum()
+                require_rate(seen, rate**2, moved.size, BETWEEN_STEPS, f"{held}, two epochs")
+    pairs = held.records // 2
+    if pairs and len(whole):
+        seen = (whole[:, 0, :pairs] & whole[:, 0, pairs : 2 * pairs]).sum()
+        require_rate(seen, rate**2, len(whole) * pairs, BETWEEN_RECORDS, str(held))
 
 
 def _check_rates(held: _Setting, taken: Table, rate: float, by_record: bool = True) -> None:

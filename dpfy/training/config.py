@@ -143,7 +143,8 @@ class TrainingConfig:
     mechanism: str = setting("dp-sgd", f"Noise and sampling: {', '.join(MECHANISMS)}.")
     sampling: str = setting(
         "poisson",
-        f"How dp-sgd draws its batches: {', '.join(SAMPLINGS)} (the latter with replace-one).",
+        "How dp-sgd draws its batches: poisson, without-replacement (with replace-one), "
+        "random-allocation.",
     )
     bands: int | None = setting(
         None, "Bands of band-mf, with cyclic Poisson sampling.", "those with the least error"

@@ -145,6 +145,11 @@ def _check_ins(rng: Random) -> Make:
     return lambda noise: ev.RandomCheckIns(1 / noise, slots, rate)
 
 
+def _allocated(rng: Random) -> Make:
+    steps = int(between(rng, 1, 1e4))
+    return lambda noise: ev.RandomlyAllocated(noise, steps)
+
+
 def _threshold(rng: Random) -> Make:
     return ev.NoisyThreshold
 
@@ -175,6 +180,7 @@ KINDS: dict[
     "poisson bounded range": (_sampled(1e-3, _range), (ADD,), (0.5, 100), 2),
     "poisson black box": (_sampled(1e-3, _black_box), (ADD,), (0.5, 100), 2),
     "shuffled": (_shuffled, (REPLACE, ZERO), (0.2, 100), 1),
+    "random allocation": (_allocated, (ADD, ZERO), (0.6, 50), 1),
     "threshold check": (_threshold, (ADD, REPLACE, ZERO), (0.3, 1000), 1),
     "votes": (_votes, (ADD, ZERO), (0.3, 1000), 1),
     "check-ins": (_check_ins, (ADD, REPLACE, ZERO), (0.2, 100), 1),

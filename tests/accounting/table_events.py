@@ -49,6 +49,7 @@ WRAPPED: list[ev.Event] = [
     ev.SampledWithReplacement(200, 3, ev.Gaussian(3.0)),
     ev.TruncatedPoissonGaussian(200, 0.05, 12, 2.0),
     ev.BallsInBins(2.0, ((1.0, 0.0), (0.0, 0.8))),
+    ev.RandomlyAllocated(2.0, 30),
     ev.Shuffled(1.0, 300),
     ev.Shuffled(1.0, 300, 5),
     ev.RandomCheckIns(1.0, 200, 0.5),
@@ -104,6 +105,13 @@ def dominated() -> list[tuple[ev.Event, ev.Event, Adjacency]]:
         (_renyi_of(STEP), STEP, ADD),
         (_renyi_of(ev.BoundedRange(epsilon)), ev.BoundedRange(epsilon), ADD),
         (ev.BallsInBins(4.0, ((1.0,),)), GAUSSIAN, ADD),
+        (ev.RandomlyAllocated(2.0, 10), ev.RandomlyAllocated(2.0, 30), ADD),
+        (ev.RandomlyAllocated(1.5, 30), ev.RandomlyAllocated(2.0, 30), ADD),
+        (
+            ev.Repeated(ev.PoissonSampled(0.05, ev.Gaussian(2.0)), 20),
+            ev.RandomlyAllocated(2.0, 20),
+            ADD,
+        ),
         (ev.RepeatAndSelect(STEP, 3.0, 1.0), STEP, ADD),
         (
             ev.PoissonSampled(0.2, ev.EpsilonDelta(epsilon)),

@@ -21,6 +21,12 @@ OURS = {
     "fixed-order": [samplers.FixedOrderSampler(10, 4), samplers.FixedOrderSampler(1, 1)],
     "reshuffled": [ReshuffledSampler(10, 4), ReshuffledSampler(1, 3)],
     "balls-in-bins": [samplers.BallsInBinsSampler(10, 4), samplers.BallsInBinsSampler(100, 1)],
+    "random-allocation": [
+        samplers.RandomAllocationSampler(10, 4),
+        samplers.RandomAllocationSampler(1, 3),
+        samplers.RandomAllocationSampler(7, 6, 3),
+        samplers.RandomAllocationSampler(5, 2, 5),
+    ],
     "cyclic-poisson": [CyclicPoissonSampler(0.3, 5), CyclicPoissonSampler(1.0, 8)],
     "separated": [
         samplers.SeparatedSampler(rate, separation, most)
@@ -253,3 +259,43 @@ def test_the_obvious_sampler_passes():
 def test_a_sampler_that_draws_nobody_must_refuse():
     with pytest.raises(ContractBroken, match="refuses every batch"):
         check_sampler(PoissonSampler(0.5), draws=False)
+
+
+@dataclass(frozen=True)
+class SameEveryEpoch(samplers.RandomAllocationSampler):
+    """Places drawn once for the whole run: balls in bins, which cost more."""
+
+    def batch(self, step, *, records, rng):
+        return super().batch(step % self.steps_per_epoch, records=records, rng=rng)
+
+
+@dataclass(frozen=True)
+class ABlockOfPlaces(samplers.RandomAllocationSampler):
+    """Several places in a row, the first of them uniform."""
+
+    def batch(self, step, *, records, rng):
+        epoch, place = divmod(step, self.steps_per_epoch)
+        start = np.random.default_rng([rng.integers(2**32), epoch]).integers(
+            self.steps_per_epoch, size=records
+        )
+        return np.flatnonzero((place - start) % self.steps_per_epoch < self.times)
+
+
+@dataclass(frozen=True)
+class EqualBatches(samplers.RandomAllocationSampler):
+    """A permutation: batches of one size, so that a record's place depends on the others."""
+
+    def batch(self, step, *, records, rng):
+        epoch, place = divmod(step, self.steps_per_epoch)
+        order = np.random.default_rng([rng.integers(2**32), epoch]).permutation(records)
+        return np.sort(order[place :: self.steps_per_epoch])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [SameEveryEpoch(6, 8), ABlockOfPlaces(6, 8, 3), EqualBatches(2, 40)],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_wrong_random_allocation_is_caught(wrong):
+    with pytest.raises(ContractBroken):
+        check_sampler(wrong, records=(24,))

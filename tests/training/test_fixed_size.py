@@ -197,5 +197,5 @@ def test_on_the_command_line(tmp_path, capsys):
 def test_an_audit_of_such_a_run_is_refused_with_the_way_out():
     from dpfy.audit.job import _auditable
 
-    with pytest.raises(Unsupported, match="audit Poisson batches"):
+    with pytest.raises(Unsupported, match="audit Poisson batches or random allocation"):
         _auditable(recipe().with_noise(1.25, delta=1e-3))

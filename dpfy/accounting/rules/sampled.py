@@ -335,12 +335,43 @@ def _bins_divergences(event: ev.BallsInBins, adjacency: Adjacency, alphas: Array
     return np.maximum(*bins.divergences(event, alphas)), 0.0
 
 
-def _bins_proven(adjacency: Adjacency) -> None:
+def _allocated_pair(event: ev.RandomlyAllocated, adjacency: Adjacency) -> DominatingPair:
+    from dpfy.accounting import allocation
+
+    _bins_proven(adjacency, "RandomlyAllocated")
+    norm, steps = 1 / event.noise_multiplier, event.steps
+    # a choice of t steps is worth at most log t, or a factor of about the root of t
+    if norm > allocation.MOST_NORM or norm * math.sqrt(steps) < allocation.LEAST_NORM:
+        return replace(
+            sampled_gaussian(event.noise_multiplier, 1.0, adjacency), attained=(SILENT, SILENT)
+        )
+    # more noise and more steps never cost more
+    least, most = max(norm, allocation.LEAST_NORM), min(steps, allocation.MOST_STEPS)
+    upper, lower = allocation.losses(least, most)
+    exact = (least, most) == (norm, steps)
+    return DominatingPair(*upper, attained=lower if exact else (SILENT, SILENT))
+
+
+def _allocated_divergences(
+    event: ev.RandomlyAllocated, adjacency: Adjacency, alphas: Array
+) -> Divergences:
+    from dpfy.accounting import allocation
+
+    _bins_proven(adjacency, "RandomlyAllocated")
+    return allocation.divergences(1 / event.noise_multiplier, event.steps, alphas), 0.0
+
+
+def _bins_proven(adjacency: Adjacency, kind: str = "BallsInBins") -> None:
     if adjacency is Adjacency.REPLACE_ONE:
         raise Unsupported(
-            "BallsInBins under replace-one",
+            f"{kind} under replace-one",
             "its pair is proven for --adjacency add-or-remove-one and zero-out",
         )
+
+
+def _allocated_within(event: ev.RandomlyAllocated) -> None:
+    numeric_limits.noise("noise_multiplier", event.noise_multiplier)
+    numeric_limits.count("steps", event.steps)
 
 
 def _sampled_row(
@@ -445,5 +476,17 @@ ROWS = (
         profile=_bins_profile,
         divergences=_bins_divergences,
         unsampled=_bins_unsampled,
+    ),
+    EventRule(
+        ev.RandomlyAllocated,
+        words=lambda e: (
+            f"{e.steps:,} sums with Gaussian noise of {e.noise_multiplier:.6g} times the bound on "
+            f"one unit, of which a unit is in one, chosen in secret"
+        ),
+        pair=_allocated_pair,
+        divergences=_allocated_divergences,
+        plain=lambda e: ev.Gaussian(e.noise_multiplier) if e.steps == 1 else e,
+        unsampled=lambda e, most: ev.Gaussian(e.noise_multiplier),
+        within=_allocated_within,
     ),
 )

@@ -167,7 +167,7 @@ class TightCurve:
         if (whole, delta) not in self._tilts:
             room = delta - whole.infinity
             total = whole.capped(CUT * room)
-            room -= total.cut
+            room -= total.cut - whole.cut  # what an attained pair lacks from the start is no charge
             self._tilts[whole, delta] = total, room, sharpest(total, room)
         total, room, high = self._tilts[whole, delta]
         return max(0.0, min(saddle(total, room, high).epsilon, total.top))

@@ -22,7 +22,7 @@ from dpfy.core.unit import Adjacency
 from dpfy.noise.gaussian import draw
 from dpfy.noise.toeplitz import Banded
 from dpfy.noise.tree import Tree
-from dpfy.plan.recipe import EXACT
+from dpfy.plan.recipe import EXACT, dpsgd
 from dpfy.sampling.samplers import FixedOrderSampler
 from dpfy_lab.checks.loop import (
     DELTA,
@@ -330,6 +330,24 @@ def SAMPLING() -> Found:
     return None
 
 
+@check("random allocation")
+def ALLOCATION() -> Found:
+    """Who takes part when with random allocation: once an epoch, in places that are uniform and
+    independent over epochs and over records; and what it is charged for.
+    """
+    from dpfy.core.events import RandomlyAllocated, Repeated
+    from dpfy.testing import ContractBroken, check_sampler
+
+    recipe = dpsgd(records=200, batch_size=25, epochs=6, sampling="random-allocation")
+    if recipe.event(1.0) != Repeated(RandomlyAllocated(1.0, 8), 6):
+        return f"six epochs of eight steps are charged as {recipe.event(1.0)}"
+    try:
+        check_sampler(recipe.sampler, records=(200,))
+    except ContractBroken as broken:
+        return str(broken).splitlines()[0]
+    return None
+
+
 CORRELATED_STEPS, CELL = 12, 0.1
 """A value lies in the cell of its lattice, which is far smaller."""
 STRATEGIES: dict[str, Any] = {
@@ -384,5 +402,6 @@ CHECKS = (
     SECRET,
     RESUMED,
     SAMPLING,
+    ALLOCATION,
     CORRELATED,
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfy_lab.checks.training import DIVISOR, SAMPLING
+from dpfy_lab.checks.training import ALLOCATION, DIVISOR, SAMPLING
 from dpfy_lab.selftest.mistake import mistake
 from dpfy_lab.selftest.patch import Patch
 
@@ -52,3 +52,30 @@ def _(real: Any, self: Any, step: int, **given: Any) -> Any:
 @mistake("batches-same-seed", "the same coins at every step", SAMPLING, f"{SAMPLER}.address")
 def _(real: Any, self: Any, step: int) -> int:
     return 0
+
+
+ALLOCATED = "dpfy.sampling.samplers.RandomAllocationSampler.batch"
+
+
+@mistake("allocation-kept", "random allocation drawn once for all epochs", ALLOCATION, ALLOCATED)
+def _(real: Any, self: Any, step: int, **given: Any) -> Any:
+    return real(self, step % self.steps_per_epoch, **given)
+
+
+@mistake(
+    "allocation-permuted", "a permutation in place of random allocation", ALLOCATION, ALLOCATED
+)
+def _(real: Any, self: Any, step: int, *, records: int, rng: Any) -> Any:
+    epoch, place = divmod(step, self.steps_per_epoch)
+    order = np.random.default_rng([int(rng.integers(2**32)), epoch]).permutation(records)
+    return np.sort(order[place :: self.steps_per_epoch])
+
+
+@mistake(
+    "allocation-epochs",
+    "one epoch charged for all",
+    ALLOCATION,
+    "dpfy.core.events.random_allocation",
+)
+def _(real: Any, noise_multiplier: float, steps_per_epoch: int, epochs: int, times: int = 1) -> Any:
+    return real(noise_multiplier, steps_per_epoch, 1, times)
