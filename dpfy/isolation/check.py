@@ -275,7 +275,6 @@ class IsolationCheck:
         try:
             self._examine(recorder, losses)
             if self.level >= CheckLevel.LIGHT:
-                self.summary.replayed += 1
                 self.summary.rows = max(self.summary.rows, len(losses))
         except Unrecordable as problem:
             self.summary.why = str(problem)
@@ -305,7 +304,10 @@ class IsolationCheck:
         self._look_elsewhere(program, losses)
         if level >= CheckLevel.LIGHT:
             args = recorder, losses, self._replacements(losses), self.model, self.engine
-            StepCheck(*args, self._step, self._seed).run(level)
+            if StepCheck(*args, self._step, self._seed).run(level):
+                self.summary.replayed += 1
+            else:
+                self.summary.proven += 1
 
     def _replacements(self, losses: Tensor) -> Replacements:
         return Replacements(self._batch, losses, self.records, self.randomness, self._step)

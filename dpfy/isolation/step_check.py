@@ -25,6 +25,7 @@ from dpfy.isolation.comparison import (
 from dpfy.isolation.equality import ExampleParts
 from dpfy.isolation.operations import Unrecordable, Variation
 from dpfy.isolation.program import Program, Replay
+from dpfy.isolation.proof import works_apart
 from dpfy.isolation.recorder import OperationRecorder
 from dpfy.isolation.replacements import HALVES, Replacements
 from dpfy.isolation.schedule import CheckLevel
@@ -59,26 +60,35 @@ class StepCheck:
         """The way of replacing records with which gradients are checked."""
         return (self.step + 1) % HALVES
 
-    def run(self, level: CheckLevel) -> None:
-        """Check the step at this level, at least LIGHT.
+    @property
+    def _reads(self) -> bool:
+        """Whether Python, or a shape, learned a value of the batch."""
+        return any(operation.read or operation.shaped for operation in self.program.operations)
+
+    def run(self, level: CheckLevel) -> bool:
+        """Check the step at this level, at least LIGHT. Returns whether it was run again; if not, it
+        is proven that no operation brings examples together.
+
+        A thorough check runs the step again in any case, once.
 
         Guarantees: raises :class:`dpfy.core.errors.Unsupported` if the losses, or the gradients
         where they are checked, of an example change with other records in other rows;
         :class:`Unrecordable` if the step cannot be run again.
         """
+        apart = self._works_apart(ExampleParts.forward(self.program, self.losses))
         if level is CheckLevel.LIGHT or not _has_room(self.program, self.losses.device):
-            if level is CheckLevel.THOROUGH:
+            if level is CheckLevel.THOROUGH or self._reads:
                 self._check_thoroughly(None)
-            else:
+            elif not apart:
                 self._check_losses()
-            return
-        change, thorough = self.replacements.way(self._first_way), level is CheckLevel.THOROUGH
-        plain = self._check_gradients(change, thorough)
-        if thorough:
-            self._check_thoroughly(plain)
-        elif any(operation.random is not None for operation in self.program.operations):
-            draws = [Variation(seed=self.seed + SEEDS * self.step + k) for k in range(SEEDS)]
-            self._vary(change, draws)
+            return level is CheckLevel.THOROUGH or not apart
+        return self._check_gradients(level is CheckLevel.THOROUGH, apart)
+
+    def _works_apart(self, seen: ExampleParts) -> bool:
+        """Whether it is proven for `seen`."""
+        weights = [] if seen.weights is None else [seen.weights]
+        fields = [*map(self.program.ref, self.replacements.batch), *weights]
+        return not seen.gradients and works_apart(self.program, seen.refs, fields, len(self.losses))
 
     def _check_losses(self) -> None:
         """Check the losses alone, with one replacement."""
@@ -87,10 +97,10 @@ class StepCheck:
         seen = ExampleParts.forward(self.program, self.losses)
         check_losses(self.program, seen, self.losses, self.replacements.way(way))
 
-    def _check_gradients(self, change: Replacement, thorough: bool) -> Replay:
+    def _check_gradients(self, thorough: bool, apart: bool) -> bool:
         """Check losses and gradients, and that the backward pass of all rows is the sum of its
-        parts: two halves, and in a `thorough` check one record and the others. Returns the run of
-        the step as it was.
+        parts: two halves, and in a `thorough` check one record and the others. Returns whether
+        anything was run again. `apart` says whether the losses are proven.
         """
         params, weights = list(trainable(self.model).values()), torch.ones_like(self.losses)
         self.recorder.start()
@@ -99,11 +109,22 @@ class StepCheck:
         finally:
             self.recorder.stop()
         require_recorded(self.program)
+        proven = apart and self._works_apart(seen)
+        if proven and not thorough:
+            return False
+        change = self.replacements.way(self._first_way)
         plain = check_apart(self.program, seen, self.losses, [change])
         check_sum(self.program, seen, change.rows, plain)
-        if thorough:
+        if thorough and not proven:
             check_sum(self.program, seen, self.replacements.all_but_one)
-        return plain
+        operations = self.program.operations
+        # Replaced records have no weight above: what Python reads of gradients lacks theirs.
+        if self._reads or (thorough and not apart):
+            self._check_thoroughly(plain)
+        elif not apart and any(o.random is not None for o in operations):
+            draws = [Variation(seed=self.seed + SEEDS * self.step + k) for k in range(SEEDS)]
+            self._vary(change, draws)
+        return True
 
     def _check_thoroughly(self, plain: Replay | None) -> None:
         """Check the losses with all ways of replacing records, and with other weights and switches.

@@ -19,13 +19,15 @@ TEXTS = {"why", "constructed"}
 
 @dataclass
 class CheckSummary:
-    """What was checked, for the report: steps recorded, steps run again with replaced records and
-    the most records in one of them, steps looked at through the model, places of the code that
-    call torch in steps that were not checked alone, and steps whose rows had another length.
+    """What was checked, for the report: steps recorded, steps run again with replaced records,
+    steps proven instead, and the most records in one of both, steps looked at through the model,
+    places of the code that call torch in steps that were not checked alone, and steps whose rows
+    had another length.
     """
 
     recorded: int = 0
     replayed: int = 0
+    proven: int = 0
     through_model: int = 0
     why: str = ""
     rows: int = 0
@@ -48,6 +50,11 @@ class CheckSummary:
                 f"at {self.replayed} steps, with up to {self.rows} rows, the operations from batch "
                 f"to losses and gradients were run again "
                 "with other records in some rows: no other example's part changed"
+            )
+        if self.proven:
+            found.append(
+                f"at {self.proven} steps each of these operations was read instead: none of them "
+                f"brings examples together, whatever their values"
             )
         if self.unseen:
             found.append(
