@@ -37,6 +37,9 @@ from dpfy.isolation.summary import CheckFile, CheckSummary
 FIRST = 2
 """Steps at the beginning that are recorded, with two physical batches each where there are two."""
 
+OPERATION = 5e-5
+"""What recording one operation takes, in seconds, on the high side."""
+
 
 @dataclass
 class IsolationCheck:
@@ -216,7 +219,7 @@ class IsolationCheck:
             self.monitored.end(recorded=self._recorder is not None)
         if self._recorder is None:
             return
-        watch = Stopwatch()
+        watch, recorded = Stopwatch(), OPERATION * len(self._recorder.program.operations)
         try:
             self._check(losses)
         except DpfyError as refusal:
@@ -224,7 +227,7 @@ class IsolationCheck:
             raise
         finally:
             self.close()
-            self.seconds += watch.seconds
+            self.seconds += recorded + watch.seconds
 
     def refuse(self, refusal: DpfyError, released: bool) -> None:
         """End the run for good; once something was `released`, for processes that resume it too."""

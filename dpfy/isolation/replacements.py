@@ -4,6 +4,7 @@ whether the others notice.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -50,11 +51,20 @@ class Replacements:
     ) -> None:
         self.batch, self._records = batch, records
         self._losses = losses.detach()
-        self._generator = torch.Generator()
-        self._generator.manual_seed(
-            int.from_bytes(randomness.key("replaced rows", step, 8), "little") >> 1
-        )
-        self.rows = self._half()
+        self._drawn = randomness, step
+
+    @cached_property
+    def _generator(self) -> torch.Generator:
+        randomness, step = self._drawn
+        key = randomness.key("replaced rows", step, 8)
+        return torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """Half of the rows, at random, at least one, not all."""
+        count = len(self._losses)
+        picked = torch.randperm(count, generator=self._generator) < max(1, count // 2)
+        return picked.to(self.batch[0].device)
 
     @property
     def ways(self) -> int:
@@ -108,12 +118,6 @@ class Replacements:
             rows = torch.arange(len(self.rows), device=self.rows.device) != stays
             found.append(Replacement(self.batch, self._other_records(rows, far), rows))
         return found
-
-    def _half(self) -> Tensor:
-        """Half of the rows, at random, at least one, not all."""
-        count = len(self._losses)
-        picked = torch.randperm(count, generator=self._generator) < max(1, count // 2)
-        return picked.to(self.batch[0].device)
 
     def _copies(self, rows: Tensor, source: Tensor) -> list[Tensor]:
         return [
