@@ -118,6 +118,8 @@ MIXED: dict[str, Step] = {
     "sum over the batch in a product": lambda x: (
         x.flatten(1) @ (x.flatten(1).t() @ torch.ones(ROWS, 2))
     ),
+    "matrix times the batch": lambda x: torch.ones(ROWS, ROWS) @ x.flatten(1),
+    "shifted in a stack": lambda x: torch.stack([x, x]).flatten(0, 1)[1 : ROWS + 1].clone(),
     "other row": lambda x: x.flip(0),
     "next row": lambda x: torch.cat([x[1:], x[:1]]),
     "first row": lambda x: x + x[0],
