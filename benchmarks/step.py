@@ -45,7 +45,7 @@ from dpfy.gradients.cuda_graphs.captured import WARM, CapturedSum
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
-from dpfy.training.update import hand_over, rounded
+from dpfy.training.step import hand_over, rounded
 
 SLOW = 8
 """Implementations that take this many times the plain step are timed in three rounds, one step

@@ -4,8 +4,8 @@ profiler sees them.
     python tools/trace_step.py            # the numbers
     python tools/trace_step.py --files    # and the files, with how many functions of each
 
-The step is a steady `training.step` of a linear model: after the first steps, without a check of
-isolation or of contents, the forward pass excluded.
+The step is a steady `training.step` of a linear model: after the first steps, at one at which
+neither isolation nor contents are checked and no calls are monitored, the forward pass excluded.
 
 A function is code with local variables of its own. Modules and class bodies, which run once where
 something is imported for the first time, and comprehensions are none.
@@ -31,8 +31,10 @@ from torch.nn import functional
 import dpfy
 
 ROOT = Path(dpfy.__file__).parent
-STEPS, STEADY = 64, 40
-"""Steps of the traced run, and from which on they are steady."""
+STEPS, STEADY = 400, 200
+"""Steps of the traced run, and from which on they are traced: at most of these the isolation check
+has nothing to do, as at most steps of any run.
+"""
 
 MOST_FILES, MOST_FUNCTIONS, MOST_FILES_OF_FIT = 25, 110, 85
 """What a step, and `fit`, may pass through."""
@@ -90,11 +92,13 @@ def steady_step(folder: Path) -> Trace:
     with dpfy.PrivateTraining(model, optimizer, data, plan, dpfy.Run(folder, seed=1)) as training:
         for x, y in training.batches():
             losses = functional.cross_entropy(model(x), y, reduction="none")
+            if training.steps_done < STEADY:
+                training.step(losses)
+                continue
             trace = Trace()
             with trace:
                 training.step(losses)
-            if training.steps_done > STEADY:
-                traces.append(trace)
+            traces.append(trace)
     return min(traces, key=lambda trace: len(trace.functions))
 
 

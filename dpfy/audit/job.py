@@ -40,7 +40,7 @@ from dpfy.training.config import SECTIONS, JobConfig, make
 from dpfy.training.evaluation import PublicTest
 from dpfy.training.fit import fit
 from dpfy.training.run import TRAINING, TrainingRun, load_plan
-from dpfy.training.update import Update
+from dpfy.training.step import Update
 
 FILE = CANARIES
 ATTACKS = ("white-box", "final-model")

@@ -11,6 +11,7 @@ import difflib
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from numbers import Integral, Real
 
 from dpfy.core.errors import InvalidInput, Unsupported
@@ -221,6 +222,7 @@ DEVICES = ("cpu", "cuda")
 """By the kinds of torch devices that compute."""
 
 
+@cache
 def number_type(what: str, kind: object) -> NumberType:
     """The row of a type; `what` is in it.
 
@@ -233,6 +235,7 @@ def number_type(what: str, kind: object) -> NumberType:
     return found
 
 
+@cache
 def device_kind(what: str, kind: str) -> None:
     """Check a kind of device; `what` is on it.
 

@@ -34,7 +34,7 @@ from dpfy.training.integrity.checkpoint import Snapshot
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import TrainingRun
 from dpfy.training.runtime import Runtime
-from dpfy.training.update import Update
+from dpfy.training.step import Update
 from dpfy.training.validation import check_parts
 
 CHECKED = (

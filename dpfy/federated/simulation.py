@@ -45,7 +45,7 @@ from dpfy.training.metrics import spent
 from dpfy.training.objective import BatchLosses, Objective
 from dpfy.training.run import TrainingRun
 from dpfy.training.runtime import Runtime
-from dpfy.training.update import Update, adopt
+from dpfy.training.step import Update, adopt
 
 
 def fit(

@@ -40,7 +40,7 @@ from dpfy.runs.run import Run
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.runtime import Runtime
 from dpfy.training.schedulers import waits
-from dpfy.training.update import Update
+from dpfy.training.step import Update
 from dpfy.training.validation import NARROW
 
 try:

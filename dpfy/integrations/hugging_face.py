@@ -39,7 +39,7 @@ from dpfy.runs.run import Run
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import complete
 from dpfy.training.runtime import Runtime
-from dpfy.training.update import Update
+from dpfy.training.step import Update
 
 try:
     from transformers import Trainer, TrainerState

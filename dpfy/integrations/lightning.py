@@ -30,7 +30,7 @@ from dpfy.training.integrity import state
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.runtime import Runtime
 from dpfy.training.schedulers import Every
-from dpfy.training.update import Update
+from dpfy.training.step import Update
 from dpfy.training.validation import NARROW
 
 try:

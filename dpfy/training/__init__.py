@@ -13,6 +13,6 @@ if TYPE_CHECKING:
     from dpfy.training.normalise import private_batchnorm as private_batchnorm
     from dpfy.training.parallel.world import World as World
     from dpfy.training.run import TrainingRun as TrainingRun
-    from dpfy.training.update import Update as Update
+    from dpfy.training.step import Update as Update
 
 __all__, __getattr__, __dir__ = _exported_names(__name__)

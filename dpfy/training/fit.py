@@ -53,8 +53,8 @@ from dpfy.training.parallel.world import World
 from dpfy.training.per_record import PerRecord
 from dpfy.training.run import TRAINING, TrainingClaims, TrainingRun, complete
 from dpfy.training.runtime import Runtime
+from dpfy.training.step import Update, adopt
 from dpfy.training.table import PlanTerms, planned, published, records_of
-from dpfy.training.update import Update, adopt
 from dpfy.training.validation import check_parts, check_trained, with_owners
 
 BEFORE = "finished before"

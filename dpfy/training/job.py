@@ -48,7 +48,7 @@ from dpfy.training.parallel.read_only_run import ReadOnlyRun, opened
 from dpfy.training.parallel.world import World, restarted
 from dpfy.training.ready import UNKNOWN
 from dpfy.training.run import TRAINING, TrainingClaims, TrainingRun, ended, finish_erasure
-from dpfy.training.update import Ftrl, Update
+from dpfy.training.step import Ftrl, Update
 
 WRITERS = 539
 """Who wrote MNIST's training images."""

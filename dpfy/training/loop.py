@@ -47,8 +47,15 @@ from dpfy.training.parallel.world import World
 from dpfy.training.run import PLAN_ALONE, TrainingClaims, TrainingRun
 from dpfy.training.runtime import Runtime
 from dpfy.training.schedulers import Schedules
-from dpfy.training.step import PrivateStep, stream_of
-from dpfy.training.update import Rates, Update, clear_gradients, rates_of, swapped
+from dpfy.training.step import (
+    PrivateStep,
+    Rates,
+    Update,
+    clear_gradients,
+    rates_of,
+    stream_of,
+    swapped,
+)
 from dpfy.training.validation import (
     check_first,
     check_optimizer,
@@ -197,6 +204,7 @@ class PrivateTraining(RunState):
             raise
         self._last_save, self._saved = time.monotonic(), -1
         self._entered = True
+        self._last = self.last_step
         return self
 
     def _open(self) -> None:
@@ -419,9 +427,9 @@ class PrivateTraining(RunState):
     def _awaited(self) -> GradAccumulator:
         """The logical batch that a call of `step` belongs to."""
         self._require_live()
-        if self.steps_done >= self.last_step:
+        if self._state.step >= self._last:
             raise InvalidInput(
-                "step", self.steps_done, f"the plan allows {self.last_step} steps and all are done"
+                "step", self.steps_done, f"the plan allows {self._last} steps and all are done"
             )
         if self._pieces is None or not self._pieces.waiting:
             raise InvalidInput(

@@ -12,7 +12,7 @@ import gc
 import inspect
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -25,13 +25,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from dpfy.core import check
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.training.integrity import computation
+from dpfy.training.integrity.settings import GIVE, settings
 
-GIVE = "give the scheduler to the run: PrivateTraining(..., scheduler=scheduler); the run steps it"
 KIND = "dpfy kind"
 """The key under which an encoded value names what JSON has no word for."""
-
-PLAIN = frozenset({float, int, bool, str, type(None)})
-"""Types of settings that are compared as they are."""
 
 OWN = ("optimizer", "last_epoch", "base_lrs", "verbose")
 """Fields of a scheduler that are no setting of it."""
@@ -218,28 +215,6 @@ def waits(scheduler: LRScheduler) -> bool:
     return bool(given) and given[0].default is inspect.Parameter.empty
 
 
-def settings(
-    groups: Iterable[Mapping[str, Any]], skip: tuple[str, ...] = ()
-) -> list[dict[str, Any]]:
-    """The settings of parameter groups, as plain values."""
-    left = {"params", *skip}
-    return [
-        {k: v if type(v) in PLAIN else _number(v) for k, v in group.items() if k not in left}
-        for group in groups
-    ]
-
-
-def numbers(groups: Iterable[Mapping[str, Any]]) -> list[float]:
-    """The real numbers among the settings of parameter groups."""
-    held = [
-        v
-        for group in settings(groups)
-        for value in group.values()
-        for v in (value if isinstance(value, list) else [value])
-    ]
-    return sorted({v for v in held if isinstance(v, float)})
-
-
 def described(scheduler: object) -> str:
     """Name and settings of a scheduler in words, as they stand."""
     held = {k: v for k, v in vars(scheduler).items() if k not in OWN}
@@ -402,12 +377,6 @@ def _strangers(optimizer: torch.optim.Optimizer) -> bool:
         if isinstance(h, LRScheduler)
     ]
     return any(isinstance(holder, LRScheduler) for holder in holders)
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.item() if value.numel() == 1 else value.tolist()
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _telling(name: str, value: object) -> bool:

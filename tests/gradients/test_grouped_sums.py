@@ -32,7 +32,7 @@ from dpfy.gradients.per_example.contribution import Contribution
 from dpfy.gradients.per_example.joined import BufferLayout, _Block, _Small
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
-from dpfy.training.update import rounded
+from dpfy.training.step import rounded
 
 GRAIN = 64
 

@@ -20,7 +20,7 @@ from dpfy.plan.auto import MECHANISMS, CalibrationTarget, RunSetting, recipe_for
 from dpfy.plan.recipe import Recipe
 from dpfy.sampling.samplers import BallsInBinsSampler, SeparatedSampler
 from dpfy.training import loop
-from dpfy.training.update import Ftrl
+from dpfy.training.step import Ftrl
 
 RECORDS, STEPS = 120, 18
 

@@ -16,7 +16,7 @@ from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.noise.strategy import Identity, Strategy
 from dpfy.noise.stream import NoiseStream
 from dpfy.noise.toeplitz import Banded
-from dpfy.training.update import hand_over, rounded
+from dpfy.training.step import hand_over, rounded
 
 RANDOMNESS = Randomness.for_tests(3)
 

@@ -13,10 +13,11 @@ import torch
 
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.noise import chacha, gaussian
-from dpfy.training import metrics, schedulers
+from dpfy.training import metrics
 from dpfy.training.integrity import checkpoint, computation, copies, guard, journal
 from dpfy.training.integrity.checkpoint import FORMAT, Snapshot
 from dpfy.training.integrity.journal import Journal
+from dpfy.training.integrity.settings import numbers
 from dpfy.training.integrity.state import TrainState
 from dpfy.training.run import TRAINING
 from dpfy.training.validation import check_optimizer
@@ -72,7 +73,7 @@ def opened(
     if snapshot is None:
         check_optimizer(training.model, training.optimizer, empty=not training.rule.public_state)
         if not training.rule.public_weights:
-            chosen = schedulers.numbers(training.optimizer.param_groups)
+            chosen = numbers(training.optimizer.param_groups)
             copies.check(state.weights, chosen, training.records, folder.randomness)
         terms = _terms(training, mine)
         if training.world.first:

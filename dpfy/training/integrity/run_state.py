@@ -18,6 +18,7 @@ from torch import Tensor
 from dpfy.core import errors
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import require_same_process
+from dpfy.core.values import Permit
 from dpfy.gradients.clip import Clip
 from dpfy.plan.recipe import Plan
 from dpfy.training import metrics
@@ -40,10 +41,14 @@ RESUME = (
 
 
 class RunStatus:
-    """Why a run goes no further here; `reason` is None while it may."""
+    """Why a run goes no further here; `reason` is None while it may. `permit` is the right to make
+    its steps once they are billed, and `renew_at` when to say again that its folder is in use.
+    """
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self.permit: Permit | None = None
+        self.renew_at = 0.0
         self._process = os.getpid()
 
     @property

@@ -10,23 +10,58 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from dpfy.core.errors import InvalidInput
-from dpfy.training.schedulers import GIVE, Schedules, settings
+
+if TYPE_CHECKING:
+    from dpfy.training.schedulers import Schedules
+
+GIVE = "give the scheduler to the run: PrivateTraining(..., scheduler=scheduler); the run steps it"
 
 RULE = (
     f"settings follow a schedule that is known when the run begins, never the data: {GIVE}, or use "
     f"Update(schedule=...)"
 )
 
+PLAIN = frozenset({float, int, bool, str, type(None)})
+"""Types of settings that are compared as they are."""
+
 Groups = list[dict[str, Any]]
+
+
+def settings(
+    groups: Iterable[Mapping[str, Any]], skip: tuple[str, ...] = ()
+) -> list[dict[str, Any]]:
+    """The settings of parameter groups, as plain values."""
+    left = {"params", *skip}
+    return [
+        {k: v if type(v) in PLAIN else _number(v) for k, v in group.items() if k not in left}
+        for group in groups
+    ]
+
+
+def numbers(groups: Iterable[Mapping[str, Any]]) -> list[float]:
+    """The real numbers among the settings of parameter groups."""
+    held = [
+        v
+        for group in settings(groups)
+        for value in group.values()
+        for v in (value if isinstance(value, list) else [value])
+    ]
+    return sorted({v for v in held if isinstance(v, float)})
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else value.tolist()
+    return list(value) if isinstance(value, tuple) else value
 
 
 class Settings:

@@ -28,7 +28,7 @@ from dpfy.training.integrity import checkpoint
 from dpfy.training.integrity.checkpoint import Snapshot
 from dpfy.training.integrity.guard import checksum
 from dpfy.training.parallel.world import World
-from dpfy.training.update import rounded
+from dpfy.training.step import rounded
 
 
 @dataclass
@@ -43,6 +43,10 @@ class SingleDevice:
 
     world: World = field(default_factory=World)
     model: nn.Module = field(default_factory=nn.Module, repr=False)
+
+    def __post_init__(self) -> None:
+        self.alone = type(self) is SingleDevice and self.world.count == 1
+        """Whether this process has the whole sum, and makes all of its noise."""
 
     @property
     def readers(self) -> World:
