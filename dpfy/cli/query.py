@@ -10,6 +10,7 @@ from typing import Any
 from dpfy.cli.form import Asked, TableRunForm, command, flag
 from dpfy.cli.interrupt import resumable
 from dpfy.cli.output import charged, tell
+from dpfy.core.errors import InvalidInput
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,11 @@ class QueryForm(TableRunForm):
     contributions: int | None = flag(
         "Ask about persons: column contributions, up to this public bound.", None
     )
+    level: float | None = flag("Level of confidence of the intervals.", None)
+    public: str | None = flag(
+        "Public tables that a SELECT joins, NAME=FILE; several with commas.", None, path=True
+    )
+    explain: bool = flag("Show noise, errors and cost; read no data, and stop.", False)
 
 
 @command(QueryForm)
@@ -37,6 +43,11 @@ def query(asked: Asked[QueryForm]) -> None:
 
     dpfy query people.csv "median(age) where sex = 'Female' and age >= 18" --schema s.toml --epsilon
     0.5 --out runs/q
+
+    dpfy query 'visits/*.parquet' "SELECT ward, AVG(age) FROM visits WHERE age >= 18 GROUP BY ward"
+    --schema s.toml --epsilon 0.5
+
+    Tables: CSV, Parquet (file, folder or pattern), FILE.duckdb::TABLE.
 
     Numbers: sum(x) mean(x) variance(x) stddev(x) covariance(x, y) median(x) quantile(x, 0.1, 0.9)
     min(x) max(x) histogram(x, 0, 10, 20)
@@ -58,7 +69,8 @@ def query(asked: Asked[QueryForm]) -> None:
     not listed are (other). Every answer says how far off it may be.
     """
     from dpfy.queries import run
-    from dpfy.queries.plan import QueryTerms
+    from dpfy.queries.plan import QueryTerms, plan
+    from dpfy.tables.schema import Schema
 
     form = asked.form
     terms = QueryTerms(
@@ -71,17 +83,35 @@ def query(asked: Asked[QueryForm]) -> None:
         form.records,
         form.contributions,
     )
+    joined = _public(form.public)
+    if form.explain:
+        lines = plan(form.query, Schema.of(form.schema), terms, joined, form.level).explain()
+        tell({"explain": lines}, lines, as_json=asked.as_json)
+        return
     with resumable(asked.out, asked.again("query")), _bar() as progress:
         found = run.answered(
             form.data,
             form.query,
             schema=form.schema,
             terms=terms,
+            public=joined,
+            level=form.level,
             run=asked.run(),
             progress=progress,
         )
     lines = [*_lines(found), *charged(found.epsilon, form.ledger)]
     tell(found.to_json(), lines, as_json=asked.as_json)
+
+
+def _public(given: str | None) -> dict[str, str]:
+    """Public tables by name."""
+    found = {}
+    for text in given.split(",") if given else []:
+        name, mark, path = text.strip().partition("=")
+        if not mark or not name or not path:
+            raise InvalidInput("--public", text, "must be written NAME=FILE")
+        found[name] = path
+    return found
 
 
 @contextmanager

@@ -5,8 +5,8 @@ what was asked and no more.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpfy.accounting import calibrate, table
@@ -16,10 +16,12 @@ from dpfy.core.unit import EXAMPLE, Adjacency, owner_columns, user_unit
 from dpfy.core.values import mock_permit
 from dpfy.engines.aggregates import MemoryEngine, per_person
 from dpfy.engines.contributions import ContributionLimit
+from dpfy.queries import sql
+from dpfy.queries.sql import SqlQuery
 from dpfy.statistics import functions, language
-from dpfy.statistics.claim import BudgetShare, StatisticClaim
+from dpfy.statistics.claim import MECHANISMS, BudgetShare, StatisticClaim
 from dpfy.statistics.selection import UnknownKeys
-from dpfy.statistics.statistic import Spend, Statistic
+from dpfy.statistics.statistic import Spend, Statistic, spread_of
 from dpfy.tables.schema import Schema
 from dpfy.tables.table import PrivateTable
 
@@ -147,6 +149,24 @@ class QueryPlan:
     terms: QueryTerms
     statistics: tuple[Statistic, ...]
     claims: tuple[StatisticClaim, ...]
+    select: SqlQuery | None = None
+    """What a SELECT says about released values."""
+
+    def explain(self) -> list[str]:
+        """What will be released: noise, error and cost of each statistic. Nothing is read."""
+        told = []
+        for statistic, claim in zip(self.statistics, self.claims, strict=True):
+            held = f"{statistic.text}: {MECHANISMS[claim.mechanism]}"
+            if claim.mechanism in ("laplace", "gaussian", "discrete-laplace"):
+                error = spread_of(claim, self.query.level).deviation
+                held += f", standard error {error:.4g} of each released number"
+            if claim.mechanism == "stability":
+                held += f", counts from {claim.threshold} on are released"
+            cost = table.accountant(claim.accountant).curve(claim.event, claim.adjacency)
+            held += f"; alone it costs epsilon {cost.epsilon(claim.delta):.4g}"
+            told.append(held)
+        total = f"all together: epsilon {self.terms.epsilon:g}, delta {self.terms.delta:g}"
+        return [*told, total]
 
     @property
     def releases(self) -> int:
@@ -154,18 +174,32 @@ class QueryPlan:
         return sum(claim.releases for claim in self.claims)
 
 
-def plan(text: str, columns: Schema, terms: QueryTerms) -> QueryPlan:
+def plan(
+    text: str,
+    columns: Schema,
+    terms: QueryTerms,
+    public: Mapping[str, Any] | None = None,
+    level: float | None = None,
+) -> QueryPlan:
     """The claims of a query.
 
     Guarantees: the composition of their events, by the accountant that the card will name, is at
     most (epsilon, delta). The choice between Laplace and Gaussian noise is the one with the smaller
     errors, and depends on nothing but the query, the schema and the terms.
     """
-    query = language.parse(text)
+    select = None
     if terms.user is not None:
         for name in owner_columns("user", terms.user):
             check.one_of("user", name, columns.named)
     asked = columns if terms.contributions is None else per_person(terms.contributions)
+    if sql.is_sql(text):
+        select = sql.parse(text, asked.named, terms.user, public or {})
+        query = select.query
+    else:
+        query = language.parse(text)
+    if level is not None:
+        query = replace(query, level=language.level_of(level))
+        select = None if select is None else replace(select, query=query)
     statistics = tuple(functions.build(query, asked.named, terms.records, terms.user))
     if terms.delta == 0:
         claims = _pure(statistics, terms)
@@ -173,7 +207,7 @@ def plan(text: str, columns: Schema, terms: QueryTerms) -> QueryPlan:
         both = [_calibrated(statistics, terms, family) for family in ("laplace", "gaussian")]
         claims = min(both, key=lambda made: _error(statistics, made))
     _rehearse(statistics, claims, asked, terms)
-    return QueryPlan(query, columns, terms, statistics, claims)
+    return QueryPlan(query, columns, terms, statistics, claims, select)
 
 
 def _rehearse(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,8 @@ def query(
     most_groups: int | None = None,
     most_each: int | None = None,
     contributions: int | None = None,
+    public: Mapping[str, Any] | None = None,
+    level: float | None = None,
     run: Run | str | Path | None = None,
     progress: Progress = quiet,
 ) -> QueryResult:
@@ -91,7 +93,7 @@ def query(
 
     Args:
         data: A `dpfy.Dataset`; or a file, a table or arrays by column.
-        text: The question: docs/statistics.md has the language.
+        text: The question, in the short form or as a SELECT: docs/statistics.md has both.
         epsilon: What all answers together cost.
         delta: The chance with which the guarantee may fail; 0 asks for a pure one. Without it that
             of the data set, or the one that follows from `records`.
@@ -101,6 +103,8 @@ def query(
         most_groups, most_each: Of one person, in at most so many groups, and so many rows in each.
         contributions: The query is about persons instead of rows: each has one column
             `contributions`, how many rows they have, moved to at most this public bound.
+        public: Public tables that a SELECT may join, by name.
+        level: The level of confidence of the intervals, 0.95 where nothing is said.
         run: The run folder, a `dpfy.Run`, or None for a new folder under runs/.
         progress: Told what is being done.
 
@@ -139,7 +143,7 @@ def query(
     )
     place = held.run(run)
     progress("planning")
-    made = plan(text, held.table_schema, terms)
+    made = plan(text, held.table_schema, terms, public, level)
     return answer(held.source, made, place, progress, chosen.origin)
 
 
@@ -149,12 +153,15 @@ def answered(
     *,
     schema: Any,
     terms: QueryTerms,
+    public: Mapping[str, Any] | None = None,
+    level: float | None = None,
     run: Run | str | Path,
     progress: Progress = quiet,
 ) -> QueryResult:
     """`query`, with its terms as one value."""
     progress("planning")
-    return answer(data, plan(text, Schema.of(schema), terms), Run.of(run), progress)
+    made = plan(text, Schema.of(schema), terms, public, level)
+    return answer(data, made, Run.of(run), progress)
 
 
 def answer(
@@ -193,6 +200,8 @@ def answer(
                 delta_from=delta_from,
             )
             found += answers
+        if made.select is not None:
+            found = made.select.shown(found)
         progress("card")
         folder.write(FILE, json.dumps([answer.to_json() for answer in found], indent=1).encode())
         seed = card.FIXED_SEED if folder.randomness.fixed else card.SECRET_SEED

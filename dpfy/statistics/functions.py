@@ -15,6 +15,7 @@ from dpfy.statistics.covariance import Covariance
 from dpfy.statistics.groups import (
     AnyWhere,
     Bins,
+    CaseGroups,
     DatePart,
     FoundWords,
     GroupBy,
@@ -22,7 +23,7 @@ from dpfy.statistics.groups import (
     Where,
     listed,
 )
-from dpfy.statistics.language import AnyOf, Condition, Query, StatisticCall
+from dpfy.statistics.language import AnyOf, CaseKey, Condition, Query, StatisticCall
 from dpfy.statistics.moments import (
     CountStatistic,
     DistinctStatistic,
@@ -34,7 +35,7 @@ from dpfy.statistics.quantiles import Quantiles, grid_of, share_of
 from dpfy.statistics.selection import ModeStatistic, RangeStatistic, TopStatistic
 from dpfy.statistics.statistic import Statistic, SumStatistic, number, of_size, words
 from dpfy.statistics.tables import Accuracy, BinCounts, Calibration, Contingency, Margins
-from dpfy.tables.columns import PARTS, Column, Date, OpenColumn, RangedColumn, WordColumn
+from dpfy.tables.columns import OTHER, PARTS, Column, Date, OpenColumn, RangedColumn, WordColumn
 
 MOST_SHARES = 99
 WEIGHT, WEIGHTS = "weight", (0.01, 100)
@@ -355,7 +356,7 @@ def build(
     return found
 
 
-def _top_call(key: str | StatisticCall) -> tuple[str, tuple[str | float, ...]]:
+def _top_call(key: str | StatisticCall | CaseKey) -> tuple[str, tuple[str | float, ...]]:
     assert isinstance(key, StatisticCall)
     return key.function, key.arguments
 
@@ -375,8 +376,11 @@ def _require_options(ask: StatisticCall, options: tuple[str, ...]) -> None:
             raise InvalidInput(f"query {ask.function}", key, f"{ask.function} {due}")
 
 
-def _key(key: str | StatisticCall, columns: Mapping[str, Column]) -> GroupKey:
-    """What groups are made of: a column of words, or a function of a column."""
+def _key(key: str | StatisticCall | CaseKey, columns: Mapping[str, Column]) -> GroupKey:
+    """What groups are made of: a column of words, conditions, or a function of a column."""
+    if isinstance(key, CaseKey):
+        branches = tuple((_where(terms, columns), label) for terms, label in key.branches)
+        return CaseGroups(key.name, branches, OTHER if key.other is None else key.other)
     if isinstance(key, str):
         column = named("by", key, columns)
         if isinstance(column, RangedColumn):

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
@@ -167,7 +167,45 @@ class FoundWords:
         return word_place(text(self.name, MOST_WORD), self.words or ())
 
 
-GroupKey = WordColumn | Bins | DatePart | FoundWords
+Where = tuple[Union[tuple[Column, Condition], "AnyWhere"], ...]
+
+
+@dataclass(frozen=True)
+class CaseGroups:
+    """Groups by conditions: the first that holds gives a record its group.
+
+    Guarantees: the group of a record depends on its own cells and the public conditions alone.
+    """
+
+    name: str
+    branches: tuple[tuple[Where, str], ...]
+    other: str
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The groups."""
+        labels = tuple(label for _, label in self.branches)
+        return labels if self.other in labels else (*labels, self.other)
+
+    @property
+    def most(self) -> int:
+        """How many groups there are at most."""
+        return len(self.cells)
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns that the conditions read."""
+        return [column for where, _ in self.branches for column in _columns(where)]
+
+    def code(self) -> Expression:
+        """The place of a record in `cells`."""
+        found = of(self.cells.index(self.other))
+        for place, (where, _) in reversed([*enumerate(self.branches)]):
+            found = choose(_all(where), place, found)
+        return found
+
+
+GroupKey = Union[WordColumn, Bins, DatePart, FoundWords, CaseGroups]
 
 
 @dataclass(frozen=True)
@@ -199,7 +237,12 @@ class GroupBy:
     @property
     def columns(self) -> list[Column]:
         """The columns that are read."""
-        keys = [key if isinstance(key, WordColumn) else key.column for key in self.by]
+        keys: list[Column] = []
+        for key in self.by:
+            if isinstance(key, CaseGroups):
+                keys += key.columns
+            else:
+                keys.append(key if isinstance(key, WordColumn) else key.column)
         return [*keys, *_columns(self.where)]
 
     def knowing(self, words: Mapping[str, tuple[str, ...]]) -> GroupBy:
@@ -237,9 +280,6 @@ class AnyWhere:
     """Records for which all conditions of at least one of `choices` hold."""
 
     choices: tuple[tuple[tuple[Column, Condition] | AnyWhere, ...], ...]
-
-
-Where = tuple[tuple[Column, Condition] | AnyWhere, ...]
 
 
 def _columns(where: Where) -> list[Column]:

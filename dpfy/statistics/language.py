@@ -20,6 +20,7 @@ import math
 import re
 from dataclasses import dataclass, field
 
+from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.statistics.answer import LEVEL
 
@@ -89,11 +90,35 @@ class AnyOf:
 
 
 @dataclass(frozen=True)
+class CaseKey:
+    """Groups by conditions: the first of `branches` whose conditions hold gives the group its
+    label; all other records are `other`, or nothing's.
+    """
+
+    name: str
+    branches: tuple[tuple[tuple[Condition | AnyOf, ...], str], ...]
+    other: str | None = None
+
+    def __str__(self) -> str:
+        told = [
+            f"when {' and '.join(map(str, terms))} then {written(label, word=True)}"
+            for terms, label in self.branches
+        ]
+        last = [] if self.other is None else [f"else {written(self.other, word=True)}"]
+        return f"{written(self.name)}: case {' '.join([*told, *last])} end"
+
+    @property
+    def columns(self) -> set[str]:
+        """The columns it reads."""
+        return {name for terms, _ in self.branches for term in terms for name in term.columns}
+
+
+@dataclass(frozen=True)
 class Query:
     """Everything that is asked at once."""
 
     asks: tuple[StatisticCall, ...]
-    by: tuple[str | StatisticCall, ...] = ()
+    by: tuple[str | StatisticCall | CaseKey, ...] = ()
     where: tuple[Condition | AnyOf, ...] = ()
     level: float = LEVEL
 
@@ -112,6 +137,7 @@ class Query:
         calls = [*self.asks, *(key for key in self.by if isinstance(key, StatisticCall))]
         named = {a for call in calls for a in call.arguments if isinstance(a, str)}
         named |= {key for key in self.by if isinstance(key, str)}
+        named |= {name for key in self.by if isinstance(key, CaseKey) for name in key.columns}
         return named.union(*(term.columns for term in self.where))
 
 
@@ -122,6 +148,14 @@ def written(value: str | float, *, word: bool = False) -> str:
     if not word and re.fullmatch(r"[A-Za-z_][\w.-]*", value) and value not in WORDS:
         return value
     return f"'{value}'" if '"' in value else f'"{value}"'
+
+
+def level_of(value: float) -> float:
+    """A level of confidence."""
+    if not LEVELS[0] <= check.real("level", value) <= LEVELS[1]:
+        rule = f"must be a number from {LEVELS[0]:g} to {LEVELS[1]:g}"
+        raise InvalidInput("level", value, rule)
+    return float(value)
 
 
 def parse(text: str) -> Query:
