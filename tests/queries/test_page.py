@@ -18,7 +18,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "statistics.md").read_text()
 def test_it_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         exec(compile(block, "statistics.md", "exec"), {})
     assert (tmp_path / "runs/q/answers.json").is_file()
