@@ -30,7 +30,7 @@ class QueryForm(TableRunForm):
     public: str | None = flag(
         "Public tables that a SELECT joins, NAME=FILE; several with commas.", None, path=True
     )
-    explain: bool = flag("Show noise, errors and cost; read no data, and stop.", False)
+    explain: bool | None = flag("Show noise, errors and cost; read no data, and stop.", None)
 
 
 @command(QueryForm)
