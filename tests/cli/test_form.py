@@ -131,7 +131,7 @@ def test_a_stopped_run_goes_on_by_its_folder_alone(folder, capsys, monkeypatch):
     real = SumStatistic.release
 
     def stopped(self, table, spend):
-        if table.size:
+        if table.rows():
             raise KeyboardInterrupt
         return real(self, table, spend)
 
