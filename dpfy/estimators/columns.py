@@ -261,7 +261,7 @@ def in_range(name: str, low: float, high: float) -> Number:
 
 def ranges(bounds: Any, names: Sequence[str]) -> list[tuple[float, float] | None]:
     """A range for each column, None where there is none: from (low, high), numbers or one for each
-    column, or from pairs by name.
+    column, from a list of pairs (low, high), or from pairs by name.
     """
     if bounds is None:
         return [None] * len(names)
@@ -272,6 +272,11 @@ def ranges(bounds: Any, names: Sequence[str]) -> list[tuple[float, float] | None
                     "bounds", key, f"must name columns of X: {', '.join(names[:20])}"
                 )
         return [_pair(f"bounds of {n}", bounds[n]) if n in bounds else None for n in names]
+    if isinstance(bounds, list) and all(isinstance(b, tuple) and len(b) == 2 for b in bounds):
+        if len(bounds) != len(names):
+            rule = f"must have a pair for each of the {len(names)} columns"
+            raise InvalidInput("bounds", f"{len(bounds)} pairs", rule)
+        return [_pair(f"bounds of {n}", pair) for n, pair in zip(names, bounds, strict=True)]
     try:
         low, high = (np.broadcast_to(np.asarray(end, np.float64), (len(names),)) for end in bounds)
     except (TypeError, ValueError):

@@ -499,3 +499,16 @@ def test_groups_of_units_that_are_drawn_in_cycles_have_no_proof():
 def test_mnist_by_its_writers():
     found = source.load(DataConfig(kind="mnist", user="writer", most_records=8))
     assert (found.units, len(found.train), len(found.test)) == (539, 60_000, 10_000)
+
+
+def test_a_part_of_users_is_read_alike_whoever_else_is_there():
+    """Which records of a user `take` gives follows from that user's own, whatever their place."""
+    owners = np.repeat([1, 2, 3], 6)
+    x = torch.arange(18.0)[:, None]
+    found = []
+    for left in (owners > 0, owners > 1):
+        rows = torch.from_numpy(left)
+        given = Owned(x[rows], Users(owners[left], "random"), 2)
+        source = as_source(given)
+        found.append(source.take(torch.arange(len(source)))[0][-2:])
+    assert torch.equal(*found)
