@@ -30,7 +30,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import dpfy
-from dpfy.integrations import task_losses
+from dpfy.integrations import trainer
 from dpfy.integrations.accelerate import PrivateAccelerator
 from dpfy.integrations.hugging_face import PrivateTrainer
 from dpfy.integrations.lightning import PrivateStrategy
@@ -124,7 +124,7 @@ class Case:
     def level_two(self, place: Path) -> float:
         """The loop by hand."""
         (net, optimizer), clock = self.fresh(), Clock(self.steps)
-        loss = task_losses.of_model(net)
+        loss = trainer.of_model(net)
         with dpfy.PrivateTraining(
             net, optimizer, self.loader(), self.plan, self.run(place), runtime=self.runtime
         ) as training:
@@ -160,7 +160,7 @@ class Case:
     def lightning(self, place: Path) -> float:
         """Lightning."""
         (net, optimizer), clock = self.fresh(), Clock(self.steps)
-        loss = task_losses.of_model(net)
+        loss = trainer.of_model(net)
 
         class Module(lightning.LightningModule):
             def __init__(self) -> None:
@@ -193,7 +193,7 @@ class Case:
         """Accelerate."""
         (net, optimizer), clock = self.fresh(), Clock(self.steps)
         loss, mine = (
-            task_losses.of_model(net),
+            trainer.of_model(net),
             PrivateAccelerator(plan=self.plan, run=self.run(place), runtime=self.runtime, cpu=True),
         )
         model, moved, loader = mine.prepare(net, optimizer, self.loader())

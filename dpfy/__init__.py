@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from dpfy.report.verify import verify as verify
     from dpfy.runs.dataset import Budget as Budget
     from dpfy.runs.dataset import Dataset as Dataset
-    from dpfy.runs.kinds import load as load
-    from dpfy.runs.kinds import predict as predict
-    from dpfy.runs.kinds import sign as sign
     from dpfy.runs.released import Released as Released
+    from dpfy.runs.released import load as load
+    from dpfy.runs.released import predict as predict
+    from dpfy.runs.released import sign as sign
     from dpfy.runs.run import Run as Run
     from dpfy.synthetic.evolution import evolve as evolve
     from dpfy.synthetic.run import synthesize as synthesize

@@ -3,6 +3,11 @@ not disturb each other.
 
 A trial is one coin: the canary was in, or out, and the attacker saw one score. Every estimator
 fixes its threshold without a look at the trials that it then counts.
+
+Exact (Clopper & Pearson 1934) one-sided confidence limits on a probability, from a count.
+
+Extraction from language models: the secret sharer's exposure, and the epsilon that repeated low
+ranks certify.
 """
 
 from __future__ import annotations
@@ -13,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfy.audit import intervals
 from dpfy.audit.families import GaussianFamily, TradeoffFamily, gaussian_epsilon, weakest
 from dpfy.audit.verdict import LowerBound
 from dpfy.core import check
@@ -22,6 +26,55 @@ from dpfy.core.randomness import Randomness
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
+
+
+def lower(successes: int, trials: int, alpha: float) -> float:
+    """A number that is above the true probability with probability at most `alpha`."""
+    _check(successes, trials, alpha)
+    if successes == 0:
+        return 0.0
+    from scipy.special import betaincinv
+
+    return float(betaincinv(successes, trials - successes + 1, alpha))
+
+
+def upper(successes: int, trials: int, alpha: float) -> float:
+    """A number that is below the true probability with probability at most `alpha`."""
+    return 1.0 - lower(trials - successes, trials, alpha)
+
+
+def log_ratio(one: ArrayLike, other: ArrayLike, alpha: float = 1e-6) -> float:
+    """How far apart an outcome's chances under two inputs are: the largest log ratio.
+
+    Args:
+        one: Outcomes under one input, as whole numbers.
+        other: Outcomes under the other input.
+        alpha: The chance with which the answer may be too large.
+
+    Returns:
+        A lower bound on the largest log ratio, over all outcomes that were seen.
+    """
+    import numpy as np
+
+    samples = [np.asarray(one), np.asarray(other)]
+    names = np.unique(np.concatenate(samples))
+    each, best = alpha / (4 * len(names)), 0.0
+    for name in names.tolist():
+        counts = [(int((seen == name).sum()), len(seen)) for seen in samples]
+        for (hits, of), (misses, among) in (counts, counts[::-1]):
+            low, high = lower(hits, of, each), upper(misses, among, each)
+            best = max(best, math.log(low / high) if low > 0 else 0.0)
+    return best
+
+
+def _check(successes: int, trials: int, alpha: float) -> None:
+    check.integer("trials", trials)
+    if not 0 <= check.integer("successes", successes, least=0) <= trials:
+        raise InvalidInput(
+            "successes", successes, f"must be at most the number of trials ({trials})"
+        )
+    check.inside_unit("alpha", alpha)
+
 
 INDEPENDENT = "trials are independent: one canary's score does not depend on another canary's coin"
 THRESHOLD = "the threshold was fixed before the counted trials were seen"
@@ -92,8 +145,8 @@ class ErrorRates:
         """(upper limit of the false-positive rate, upper limit of the false-negative rate), both
         true but for `alpha`.
         """
-        fpr = intervals.upper(self.false_positives, self.outside, alpha / 2)
-        fnr = intervals.upper(self.inside - self.true_positives, self.inside, alpha / 2)
+        fpr = upper(self.false_positives, self.outside, alpha / 2)
+        fnr = upper(self.inside - self.true_positives, self.inside, alpha / 2)
         return fpr, fnr
 
 
@@ -172,7 +225,7 @@ def by_accuracy(
     and coins fair.
     """
     chosen = family if family is not None else GaussianFamily()
-    accuracy = intervals.lower(correct, guesses, 1 - check.inside_unit("confidence", confidence))
+    accuracy = lower(correct, guesses, 1 - check.inside_unit("confidence", confidence))
     strength = weakest(
         lambda s: (1 + chosen.advantage(s)) / 2 < accuracy, chosen.claim, precision=chosen.precision
     )
@@ -212,3 +265,53 @@ def _threshold(
         ),
     )
     return counted, float(best)
+
+
+def ranks(losses: ArrayLike, chosen: ArrayLike) -> NDArray[np.int64]:
+    """The rank (1 is best) of each chosen secret's loss among its candidates; [secrets,
+    candidates]. Ties count against the attacker.
+    """
+    values, picks = np.asarray(losses, dtype=np.float64), np.asarray(chosen, dtype=np.int64)
+    if values.ndim != 2 or len(picks) != len(values):
+        raise InvalidInput(
+            "losses", values.shape, "must be [secrets, candidates], one chosen candidate a secret"
+        )
+    own = values[np.arange(len(values)), picks]
+    return np.asarray((values <= own[:, None]).sum(1))
+
+
+def exposure(rank: ArrayLike, candidates: int) -> NDArray[np.float64]:
+    """log2 of candidates over rank (Carlini et al. 2019): 0 or 1 is no memory, log2(candidates) is
+    full extraction.
+    """
+    return np.asarray(
+        math.log2(check.integer("candidates", candidates))
+        - np.log2(np.asarray(rank, dtype=np.float64))
+    )
+
+
+def from_ranks(
+    rank: ArrayLike, candidates: int, *, most: int = 1, delta: float, confidence: float = 0.95
+) -> LowerBound:
+    """A lower bound on epsilon for replace-one: a secret drawn uniformly has rank at most k with
+    probability at most e^eps k/n + delta.
+
+    `most` (k) must be fixed in advance. Secrets in one run share it, so each must be its own unit
+    and the ranks independent.
+    """
+    found = np.asarray(rank)
+    hits = int((found <= check.integer("most", most)).sum())
+    limit = lower(hits, len(found), 1 - check.inside_unit("confidence", confidence)) - delta
+    base = most / check.integer("candidates", candidates)
+    epsilon = max(0.0, math.log(limit / base)) if limit > 0 else 0.0
+    assumptions = (
+        "each secret was drawn uniformly from its candidates, after the candidates were fixed",
+        "ranks of different secrets are independent",
+        "neighbours differ in one secret replaced by another (replace-one)",
+    )
+    detail = {
+        "hits": float(hits),
+        "most": float(most),
+        "mean_exposure": float(exposure(found, candidates).mean()),
+    }
+    return LowerBound(epsilon, delta, confidence, "exposure", len(found), assumptions, detail)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfy.audit import power
+from dpfy.audit import one_run
 from dpfy.audit.bounds import TrialScores, clopper_pearson
 from dpfy.audit.verdict import AuditVerdict, LowerBound
 from dpfy.core import check
@@ -63,7 +63,7 @@ def audit(
     detail = best.detail | {
         "kolmogorov": distance,
         "total_variation_lower": max(0.0, distance - margin),
-        "most": power.most_by_rates(trials, each, delta),
+        "most": one_run.most_by_rates(trials, each, delta),
     }
     bound = LowerBound(
         best.epsilon, delta, confidence, "mechanism by rates", 2 * trials, best.assumptions, detail

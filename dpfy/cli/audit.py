@@ -68,7 +68,7 @@ def mechanism(
     which error of scale the test would have found.
     """
     from dpfy.audit import finished
-    from dpfy.audit.noise_stream import StreamFacts, audited
+    from dpfy.audit.observation import StreamFacts, audited
 
     _check(confidence, plot, canaries)
     facts = StreamFacts(noise_multiplier, sampling_rate, steps, epochs, bands, delta)
@@ -114,7 +114,7 @@ def users(
     from dpfy.audit.user_training import UserFacts, audited_users, by_records
     from dpfy.audit.whitebox import AuditedClaim, ObservedSums
     from dpfy.federated.audit import observe_rounds
-    from dpfy.federated.clients import CLIENT
+    from dpfy.federated.recipes import CLIENT
 
     _check(confidence, plot, canaries)
     facts = UserFacts(
@@ -247,7 +247,7 @@ def labels(
     """Attack a release of labels: how well do its answers tell which of two labels a record has? No
     data is read: labels are coins.
     """
-    from dpfy.audit import labels as audited
+    from dpfy.audit import one_run as audited
     from dpfy.labels.audit import inferred
     from dpfy.labels.method import LabelMethod
 
@@ -283,7 +283,7 @@ def _check(confidence: float, plot: Path | None, canaries: int = MOST_CANARIES) 
 
 def _end(answer: dict[str, Any], as_json: bool, plot: Path | None, picture: Any) -> None:
     if plot is not None:
-        from dpfy.audit.plot import roc_svg
+        from dpfy.audit.finished import roc_svg
 
         scores, family = picture
         save(

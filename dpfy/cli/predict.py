@@ -38,10 +38,10 @@ def predict(
 
     Example: dpfy predict runs/x people.csv --out predictions.csv
     """
-    from dpfy.runs import kinds
+    from dpfy.runs import released
     from dpfy.training import predict as predictions
 
-    found = kinds.predict(run, data)
+    found = released.predict(run, data)
     told = found.to_json() | {"run": str(run)}
     lines = found.to_csv().splitlines()
     if out is not None:

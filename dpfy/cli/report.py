@@ -45,9 +45,9 @@ def report(
     The page is one file without scripts or network; an audit made after the run (audit.json) is
     shown in it.
     """
-    from dpfy.report import publish
+    from dpfy.report import compare
 
-    written = publish.publish(run, form)
+    written = compare.publish(run, form)
     if written.file is None:
         tell(json.loads(written.text), written.text.rstrip("\n"), as_json=as_json)
     else:

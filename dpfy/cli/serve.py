@@ -93,7 +93,7 @@ def teach(
     Example: dpfy serve teach mnist --model lenet5 --steps 240 --out voters
     """
     from dpfy.core.errors import InvalidInput
-    from dpfy.prediction import teaching
+    from dpfy.prediction.voters import network_training, settings, taught
 
     if out.exists():
         raise InvalidInput("--out", str(out), "is there already; choose another folder")
@@ -103,11 +103,11 @@ def teach(
         "learning_rate": learning_rate,
         "device": device,
     }
-    training = teaching.network_training(
+    training = network_training(
         model, {name: value for name, value in said.items() if value is not None}
     )
-    found, about = teaching.taught(
-        teaching.settings(data, schema, classes, data_dir, person, at_most),
+    found, about = taught(
+        settings(data, schema, classes, data_dir, person, at_most),
         voters,
         shrink,
         training,
@@ -192,7 +192,7 @@ def start(
     """
     from dpfy.core.errors import InvalidInput
     from dpfy.core.unit import EXAMPLE, user_unit
-    from dpfy.prediction import access, plan, service
+    from dpfy.prediction import plan, service
     from dpfy.prediction.claim import AnswersClaim
     from dpfy.prediction.predictor import PrivatePredictor
     from dpfy.prediction.voters import load_voters
@@ -236,9 +236,9 @@ def start(
             "--token-file",
             "gives a token that nobody is asked for; leave one of them out",
         )
-    given = None if no_token else access.given_token(token_file)
-    token = given if no_token else given or access.new_token()
-    allowed = access.Access.at(host, token, allow_host or ())
+    given = None if no_token else service.given_token(token_file)
+    token = given if no_token else given or service.new_token()
+    allowed = service.Access.at(host, token, allow_host or ())
     with (
         service.listening(host, port) as listening,
         PrivatePredictor(place, claim, held) as predictor,

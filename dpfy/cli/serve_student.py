@@ -59,11 +59,12 @@ def student(asked: Asked[StudentForm]) -> None:
     """
     from dpfy.core import check
     from dpfy.core.errors import InvalidInput
-    from dpfy.prediction import pate, student_job, teaching
+    from dpfy.prediction import pate, student_job, voters
 
     form = asked.form
     said = {name: getattr(form, name) for name in NETWORK}
     given = {name: value for name, value in said.items() if value is not None}
+<<<<<<< HEAD
     check.one_of("--model", form.model, (GRAPH, *teaching.NETWORK_MODELS))
     if form.model == GRAPH and given:
         name, value = next(iter(given.items()))
@@ -78,6 +79,19 @@ def student(asked: Asked[StudentForm]) -> None:
     config = teaching.settings(
         form.data, None, form.classes, form.data_dir, form.person, form.at_most
     )
+=======
+    check.one_of("--model", model, (GRAPH, *voters.NETWORK_MODELS))
+    if model == GRAPH and given:
+        raise InvalidInput(
+            "--" + next(iter(given)).replace("_", "-"),
+            next(iter(given.values())),
+            "goes with a network (--model)",
+        )
+    means = pate.GraphTeachers() if model == GRAPH else voters.network_training(model, given)
+    assert means is not None
+    config = voters.settings(data, None, classes, data_dir, person, at_most)
+    count = student_job.claim_classes(config)
+>>>>>>> a1cfadc1 (Files that are read together are one file: labels, prediction, federated learning, audits, reports, noise, mechanisms, integrations, runs and estimators have 47 files fewer)
     claim = pate.student_claim(
         form.epsilon,
         form.delta,

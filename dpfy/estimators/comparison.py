@@ -21,7 +21,7 @@ from dpfy.core import check
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.estimators import columns, target
 from dpfy.estimators.estimator import PrivateClassifier, PrivateEstimator, PrivateRegressor
-from dpfy.estimators.files import FileTable
+from dpfy.estimators.given import FileTable
 from dpfy.estimators.job import names
 from dpfy.tables.columns import Category, Label, Number
 from dpfy.tables.schema import Schema

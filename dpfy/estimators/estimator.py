@@ -30,17 +30,17 @@ from dpfy.estimators import (
     given,
     persons,
     records,
-    refits,
     target,
     threads,
 )
 from dpfy.estimators.budget import FitTerms, ReleaseNeed, rounds
 from dpfy.estimators.claim import FitClaim, ProofCondition
 from dpfy.estimators.columns import FeatureColumns, TableForm
-from dpfy.estimators.files import FileTable
 from dpfy.estimators.fitting import FinishedFit, FitSession, FittedArrays
+from dpfy.estimators.given import FileTable
 from dpfy.estimators.parameters import documented
 from dpfy.estimators.records import EncodedRecords
+from dpfy.estimators.steps import allowed as allowed_steps
 from dpfy.estimators.target import ClassTarget, NumberTarget, OpenTarget, Target
 from dpfy.runs.dataset import Dataset, DeltaRule, delta_of
 from dpfy.runs.run import Run
@@ -230,7 +230,7 @@ class PrivateEstimator(BaseEstimator):
     def _fit(
         self, X: Any, y: Any, target: str | None, users: Any, sample_weight: Any = None
     ) -> Any:
-        steps = refits.allowed(self)
+        steps = allowed_steps(self)
         if isinstance(X, Dataset):
             return given.fitted_to(self, X, target, sample_weight)
         if target is not None:

@@ -38,9 +38,8 @@ from dpfy.mechanisms.mechanism import drawable, source
 from dpfy.report import card
 from dpfy.report.verify import Finding, load_card, verify
 from dpfy.runs.folder import CARD, LEDGER, RunFolder, complete
-from dpfy.runs.progress import Progress
 from dpfy.runs.released import Released
-from dpfy.runs.run import Run
+from dpfy.runs.run import Progress, Run
 
 BITS = 12
 """Fractional bits of a scaled number, or of a factor, where nothing else is said: products have

@@ -26,10 +26,9 @@ from dpfy.estimators.estimator import (
     every,
     load,
 )
-from dpfy.estimators.files import FileTable
+from dpfy.estimators.given import FileTable
 from dpfy.report.verify import verify
-from dpfy.runs.progress import Progress
-from dpfy.runs.run import Run
+from dpfy.runs.run import Progress, Run
 from dpfy.tables.columns import Column, Number
 
 SHORT = {

@@ -12,26 +12,20 @@ from typing import TYPE_CHECKING
 from dpfy.core.plugins import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from dpfy.federated.clients import CLIENT
     from dpfy.federated.cohort import Cohort, Tally
     from dpfy.federated.local import LocalTraining, LocalUpdates
-    from dpfy.federated.participations import OwnTimes
-    from dpfy.federated.recipes import check_in
+    from dpfy.federated.recipes import CLIENT, OwnTimes, check_in
     from dpfy.federated.rounds import PrivateRounds
-    from dpfy.federated.simulation import fit
-    from dpfy.federated.virtual import VirtualClients, grouped, parted
+    from dpfy.federated.simulation import VirtualClients, fit, grouped, parted
 
 __getattr__, __dir__ = _lazy_names(
     __name__,
     {
-        "dpfy.federated.clients": "CLIENT",
         "dpfy.federated.cohort": "Cohort Tally",
         "dpfy.federated.local": "LocalTraining LocalUpdates",
-        "dpfy.federated.participations": "OwnTimes",
-        "dpfy.federated.recipes": "check_in",
+        "dpfy.federated.recipes": "CLIENT OwnTimes check_in",
         "dpfy.federated.rounds": "PrivateRounds",
-        "dpfy.federated.simulation": "fit",
-        "dpfy.federated.virtual": "VirtualClients grouped parted",
+        "dpfy.federated.simulation": "VirtualClients fit grouped parted",
     },
 )
 

@@ -17,9 +17,8 @@ from dpfy.core import check
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.values import Bounded
 from dpfy.data.records import Records
-from dpfy.federated.clients import check_unit
 from dpfy.federated.cohort import Cohort, Tally
-from dpfy.federated.participations import Participations
+from dpfy.federated.recipes import Participations, check_unit
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Engine, Grads
 from dpfy.isolation.summary import CheckSummary

@@ -27,13 +27,7 @@ from dpfy.core import errors
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.given import lazy
 from dpfy.data.lazy import LazyRecords
-from dpfy.integrations import (
-    adapter,
-    model_card,
-    task_losses,
-    trainer_arguments,
-    trainer_evaluation,
-)
+from dpfy.integrations import adapter, trainer
 from dpfy.plan.recipe import Plan
 from dpfy.runs.run import Run
 from dpfy.training.loop import PrivateTraining
@@ -82,7 +76,7 @@ class PrivateTrainer(Trainer):
         **settings: Any,
     ) -> None:
         super().__init__(*given, **settings)
-        trainer_arguments.check(self.args, plan)
+        trainer.check(self.args, plan)
         if (
             type(self).compute_loss is not Trainer.compute_loss
             or type(self).training_step is not PrivateTrainer.training_step
@@ -92,7 +86,7 @@ class PrivateTrainer(Trainer):
                 "override compute_losses(model, inputs): one loss for each example",
             )
         self.plan, self.update, self.eval_is = plan, update, eval_is
-        self.runtime = trainer_arguments.runtime(self.args, runtime)
+        self.runtime = trainer.runtime(self.args, runtime)
         beside = f"{os.path.abspath(self.args.output_dir)}-dpfy"
         self.private_run = Run.of(beside if run is None else run)
         self.training: PrivateTraining | None = None
@@ -105,13 +99,13 @@ class PrivateTrainer(Trainer):
             str(getattr(self.args.eval_strategy, "value", self.args.eval_strategy)) != "no"
             or self.args.eval_on_start
         )
-        trainer_evaluation.require_public(self, None, asked)
+        trainer.require_public(self, None, asked)
 
     def compute_losses(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         """One loss for each example of a physical batch, from the model's logits;
         compute_loss_func(outputs, labels) where it was given.
         """
-        fields, labels = task_losses.inputs_for(model, inputs)
+        fields, labels = trainer.inputs_for(model, inputs)
         mixed = (
             torch.autocast(self.args.device.type, dtype=torch.bfloat16)
             if self.args.bf16
@@ -121,7 +115,7 @@ class PrivateTrainer(Trainer):
             outputs = model(**fields)
         if self.compute_loss_func is not None:
             return self.compute_loss_func(outputs, labels.get("labels", labels))
-        return task_losses.of_model(model)(outputs, labels)
+        return trainer.of_model(model)(outputs, labels)
 
     def train(
         self,
@@ -137,7 +131,7 @@ class PrivateTrainer(Trainer):
                 "hyperparameter search inside of a private run",
                 "each trial is a release: make a run for each of them",
             )
-        trainer_arguments.check(self.args, self.plan)
+        trainer.check(self.args, self.plan)
         run = self._run_for(resume_from_checkpoint)
         started = time.time()
         if self.args.gradient_checkpointing:
@@ -170,15 +164,15 @@ class PrivateTrainer(Trainer):
         """Trainer's, with the averaged weights; the model and torch's generators are left as they
         were.
         """
-        trainer_evaluation.require_public(self, eval_dataset, self.is_in_train)
-        with trainer_evaluation.aside(self):
+        trainer.require_public(self, eval_dataset, self.is_in_train)
+        with trainer.aside(self):
             return super().evaluate(eval_dataset, *given, **settings)
 
     def predict(self, test_dataset: Any, *given: Any, **settings: Any) -> Any:
         """Trainer's, as `evaluate`; while training on other data than the run's."""
         if self.is_in_train:
-            trainer_evaluation.require_apart(self, test_dataset)
-        with trainer_evaluation.aside(self):
+            trainer.require_apart(self, test_dataset)
+        with trainer.aside(self):
             return super().predict(test_dataset, *given, **settings)
 
     def log(self, logs: dict[str, float], *given: Any, **settings: Any) -> None:
@@ -422,7 +416,7 @@ class PrivateTrainer(Trainer):
 
     def _describe(self, output_dir: str | None) -> None:
         if self.training is not None and self.args.should_save:
-            model_card.describe(
+            trainer.describe(
                 Path(output_dir or self.args.output_dir), Path(self.private_run.path), self.model
             )
 

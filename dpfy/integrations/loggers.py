@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfy.core.errors import InvalidInput
-from dpfy.report import first, verify
+from dpfy.report import verify, words
 from dpfy.runs.folder import CARD
 from dpfy.training.loop import PrivateTraining
 
@@ -64,7 +64,7 @@ class PublicLog:
                 "an unfinished run",
                 "call it after the block of the run, when its card is written",
             )
-        card = first.raised(verify.load_card(place))
+        card = words.raised(verify.load_card(place))
         held = card["guarantee"]
         told = {
             "epsilon": held["epsilon"],

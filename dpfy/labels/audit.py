@@ -15,15 +15,25 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpfy.core.errors import Unsupported
-from dpfy.labels import evidence
-from dpfy.labels.asking import LabelQuestions
 from dpfy.labels.claim import ALIBI, LP_MST, RR
 from dpfy.labels.kernel import KernelSettings
 from dpfy.labels.learners import KernelLearner
-from dpfy.labels.learning import LabelSetup, learn
-from dpfy.labels.method import LabelMethod
-from dpfy.labels.questions import NoisyOneHot, PriorResponse, Question, Response
-from dpfy.labels.sealed import SealedLabels, Values
+from dpfy.labels.learning import LabelQuestions, LabelSetup, learn
+from dpfy.labels.method import (
+    LabelLikelihood,
+    LabelMethod,
+    of_noisy_one_hot,
+    of_prior_responses,
+    of_responses,
+)
+from dpfy.labels.questions import (
+    NoisyOneHot,
+    PriorResponse,
+    Question,
+    Response,
+    SealedLabels,
+    Values,
+)
 from dpfy.runs.folder import RunFolder
 from dpfy.runs.run import Run
 
@@ -34,10 +44,10 @@ CLASSES = 3
 SMALL = KernelSettings(near=4, wide=4, landmarks=40, directions=30)
 METHODS = {name: LabelMethod(name) for name in (RR, LP_MST, ALIBI)}
 """Those that answer for single labels."""
-LAWS: dict[type[Question], Callable[[Any, Any], evidence.LabelLikelihood]] = {
-    Response: evidence.of_responses,
-    PriorResponse: evidence.of_prior_responses,
-    NoisyOneHot: evidence.of_noisy_one_hot,
+LAWS: dict[type[Question], Callable[[Any, Any], LabelLikelihood]] = {
+    Response: of_responses,
+    PriorResponse: of_prior_responses,
+    NoisyOneHot: of_noisy_one_hot,
 }
 """How an attacker reads the answers to a question."""
 

@@ -21,14 +21,12 @@ from torch import Tensor, nn
 import dpfy
 from dpfy.core import check, storage
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.labels.asking import LabelQuestions
 from dpfy.labels.claim import ANSWERS, BINS, MODEL, LabelClaim
 from dpfy.labels.kernel import KernelSettings, PublicMap
-from dpfy.labels.learners import KernelLearner, Learner
-from dpfy.labels.learning import LabelSetup, learn
+from dpfy.labels.learners import KernelLearner, KernelModel, Learner
+from dpfy.labels.learning import LabelQuestions, LabelSetup, learn
 from dpfy.labels.method import LabelMethod
-from dpfy.labels.sealed import SealedLabels
-from dpfy.labels.self_training import KernelModel
+from dpfy.labels.questions import SealedLabels
 from dpfy.models.config import ModelConfig
 from dpfy.models.features import ScatteringFeatures
 from dpfy.models.features import features as feature_map

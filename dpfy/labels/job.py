@@ -19,9 +19,8 @@ from dpfy.core.settings import setting
 from dpfy.data import count, source, unlabelled
 from dpfy.data.config import DataConfig, kind_of
 from dpfy.labels.claim import BINS, METHODS, PROJECTION, SCHEMA, LabelClaim
-from dpfy.labels.evidence import CORRECTIONS
 from dpfy.labels.fitting import LabelFit, images, load, run_fit, section
-from dpfy.labels.method import AUTO, LabelMethod
+from dpfy.labels.method import AUTO, CORRECTIONS, LabelMethod
 from dpfy.runs.mark import HIDDEN, Mark
 from dpfy.runs.run import Run
 from dpfy.tables.schema import training_schema

@@ -2,27 +2,41 @@
 
 None of them is given labels. What they know of them is what `ask` answers, and the claim has paid
 for that: all else is post-processing.
+
+Where labels and questions meet: the one place that holds labels, once, under the permit of their
+claim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.numpy import load, save
 from torch import Tensor, nn
 
-from dpfy.core.errors import Unsupported
-from dpfy.labels import bins, evidence, prior, self_training, teachers
-from dpfy.labels.asking import Ask
-from dpfy.labels.claim import ALIBI, BINS, CLUSTERS, LP_MST, PATE_FM, PROJECTION, RR, LabelClaim
-from dpfy.labels.clustering import clustered
-from dpfy.labels.evidence import PLAIN, POSTERIOR, LabelLikelihood
+from dpfy.core import storage
+from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
+from dpfy.labels import learners, method, priors, teachers
+from dpfy.labels.claim import (
+    ALIBI,
+    ANSWERS,
+    BINS,
+    CLUSTERS,
+    LP_MST,
+    PATE_FM,
+    PROJECTION,
+    RR,
+    LabelClaim,
+)
 from dpfy.labels.kernel import KernelSettings, PreparedFeatures
 from dpfy.labels.learners import KernelLearner, Learner
-from dpfy.labels.method import LabelMethod
+from dpfy.labels.method import PLAIN, POSTERIOR, LabelLikelihood, LabelMethod
+from dpfy.labels.priors import clustered
 from dpfy.labels.questions import (
     HALF_L2,
     BinResponse,
@@ -30,8 +44,75 @@ from dpfy.labels.questions import (
     NoisyOneHot,
     PriorResponse,
     Projection,
+    Question,
     Response,
+    SealedLabels,
 )
+from dpfy.runs.folder import RunFolder
+
+Ask = Callable[[Question], NDArray[Any]]
+"""All that a method is given of labels: a question in, its answers out."""
+
+
+class LabelQuestions:
+    """Asks the labels of an opened run what its claim allows, and keeps the answers in its folder.
+
+    Guarantees: a question costs what the claim reserved for it, or is refused before a label is
+    read. Each label answers one question, once; answers that the folder holds already, after a
+    crash, are taken from there, and their labels are not read again. What the noise of a step meets
+    is bound before it is made.
+    """
+
+    def __init__(self, folder: RunFolder, claim: LabelClaim, labels: SealedLabels) -> None:
+        self._folder, self.claim, self._labels = folder, claim, labels
+        self.asked = 0
+        self._held = self._found()
+
+    def __call__(self, question: Question) -> NDArray[Any]:
+        """The answers to the next question."""
+        step, name = self.asked, self.claim.name
+        if step >= self.claim.releases:
+            raise InvalidInput(
+                "question", step + 1, f"is one more than was reserved ({self.claim.releases})"
+            )
+        if question.event != self.claim.event:
+            raise InvalidInput(
+                "question",
+                repr(question.event),
+                f"must cost what was reserved, {self.claim.event!r}",
+            )
+        self.asked = step + 1
+        if f"answers.{step}" in self._held:
+            if not np.array_equal(self._held[f"rows.{step}"], question.rows):
+                raise InvalidInput(
+                    "resume labels",
+                    f"question {step + 1}",
+                    "must be asked of the records it was asked of before",
+                )
+            return self._held[f"answers.{step}"]
+        labels = self._labels.take(question.rows)
+        self._folder.bind(f"{name} {step}", question.public() + labels.tobytes())
+        permit = self._folder.begin(name)
+        found = np.ascontiguousarray(question.answer(labels, permit, self._folder.randomness, step))
+        self._held |= {
+            f"answers.{step}": found,
+            f"rows.{step}": np.ascontiguousarray(question.rows),
+        }
+        self._folder.write(ANSWERS, save(self._held))
+        return found
+
+    def _found(self) -> dict[str, NDArray[Any]]:
+        """What was answered before a crash."""
+        file = self._folder.path / ANSWERS
+        if not file.is_file():
+            return {}
+        try:
+            return dict(load(storage.content(ANSWERS, file, most=storage.MOST_DATA)))
+        except InvalidInput:
+            raise
+        except Exception:  # the reader raises types of its own
+            raise Corrupt(ANSWERS, "does not hold answers: the run cannot be resumed") from None
+
 
 Rows = NDArray[np.int64]
 
@@ -83,25 +164,25 @@ def _projection(setup: LabelSetup, ask: Ask) -> nn.Module:
     deviation = setup.claim.noise_multiplier * HALF_L2
     classes = setup.claim.outcomes
     count = rules.directions(setup.records, deviation, classes, known.public.directions)
-    matrix = known.public.directed(known.rows, count, self_training.WHITENING)
+    matrix = known.public.directed(known.rows, count, learners.WHITENING)
     rows = np.arange(setup.records)
     released = torch.from_numpy(
         ask(Projection(rows, setup.claim.noise_multiplier, classes, matrix.numpy()))
     )
-    model = self_training.KernelModel(known.public, count, classes)
-    return self_training.learn(model, known, matrix, released, (deviation, rules))
+    model = learners.KernelModel(known.public, count, classes)
+    return learners.learn(model, known, matrix, released, (deviation, rules))
 
 
 def _response(setup: LabelSetup, ask: Ask) -> nn.Module:
     rows = np.arange(setup.records)
     question = Response(rows, setup.epsilon, setup.claim.outcomes)
-    return _read(setup, evidence.of_responses(question, ask(question)), rows)
+    return _read(setup, method.of_responses(question, ask(question)), rows)
 
 
 def _alibi(setup: LabelSetup, ask: Ask) -> nn.Module:
     rows = np.arange(setup.records)
     question = NoisyOneHot(rows, setup.epsilon, setup.claim.outcomes)
-    return _read(setup, evidence.of_noisy_one_hot(question, ask(question)), rows)
+    return _read(setup, method.of_noisy_one_hot(question, ask(question)), rows)
 
 
 def _stages(setup: LabelSetup, ask: Ask) -> nn.Module:
@@ -111,12 +192,12 @@ def _stages(setup: LabelSetup, ask: Ask) -> nn.Module:
     found: list[LabelLikelihood] = []
     model, parts = None, setup.parts()
     for stage, rows in enumerate(parts):
-        known = prior.uniform(len(rows), setup.claim.outcomes)
+        known = priors.uniform(len(rows), setup.claim.outcomes)
         if model is not None:
             known = setup.learner.chances(model, setup.features)[rows]
-        question = PriorResponse(rows, setup.epsilon, *prior.ranked(known, setup.epsilon))
-        found.append(evidence.of_prior_responses(question, ask(question)))
-        model = _read(setup, *evidence.joined(found, parts[: stage + 1]))
+        question = PriorResponse(rows, setup.epsilon, *priors.ranked(known, setup.epsilon))
+        found.append(method.of_prior_responses(question, ask(question)))
+        model = _read(setup, *method.joined(found, parts[: stage + 1]))
     assert model is not None
     return model
 
@@ -182,7 +263,7 @@ def _known(setup: LabelSetup) -> PreparedFeatures:
 def _view(known: PreparedFeatures, most: int) -> Tensor:
     """The first kernel directions of every record, and a constant."""
     found = known.public.directed(
-        known.rows, min(most, known.public.directions), self_training.WHITENING
+        known.rows, min(most, known.public.directions), learners.WHITENING
     )
     return torch.cat([found, torch.full((len(found), 1), 0.3, dtype=found.dtype)], dim=1)
 
@@ -203,11 +284,11 @@ def _bins(setup: LabelSetup, ask: Ask) -> nn.Module:
     points = np.linspace(*setup.method.span, setup.claim.outcomes)
     mass, targets, asked = np.full(len(points), 1 / len(points)), np.empty((setup.records, 1)), []
     for rows in setup.parts():
-        found = bins.optimal(points, mass, setup.epsilon)
+        found = priors.optimal(points, mass, setup.epsilon)
         answers = ask(BinResponse(rows, setup.epsilon, found.bin_of, found.count))
         targets[rows, 0] = found.unbiased(setup.epsilon)[answers]
-        asked.append(bins.seen(found, answers, setup.epsilon))
-        mass = bins.estimated(asked, len(points))
+        asked.append(priors.seen(found, answers, setup.epsilon))
+        mass = priors.estimated(asked, len(points))
     return setup.learner.learn(setup.features, np.arange(setup.records), targets, "plain")
 
 

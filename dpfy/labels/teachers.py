@@ -28,8 +28,7 @@ from dpfy.core import events
 from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Permit
-from dpfy.labels.questions import HALF_L2, Question
-from dpfy.labels.sealed import Rows, Values
+from dpfy.labels.questions import HALF_L2, Question, Rows, Values
 from dpfy.mechanisms.mechanism import source
 from dpfy.mechanisms.votes import NoisyCounts
 

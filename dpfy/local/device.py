@@ -22,7 +22,7 @@ from dpfy.core.unit import Adjacency
 from dpfy.local.claim import PERSON
 from dpfy.local.frequencies import Rappor
 from dpfy.local.protocol import DeviceReport, Protocol, Rows
-from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.exact import Bits
 from dpfy.mechanisms.mechanism import source
 
 LEDGER, MEMORY = "ledger.jsonl", "permanent.json"

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput
 from dpfy.local.protocol import LEAST_EPSILON, Protocol, Reals, Rows
-from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.discrete import whole
-from dpfy.mechanisms.exact import coins, uniform
+from dpfy.mechanisms.exact import Bits, coins, uniform
 from dpfy.mechanisms.response import UP, RandomizedResponseMechanism, UnaryResponse
 
 MOST_BUCKETS = 1 << 20

@@ -21,8 +21,7 @@ from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.local.protocol import Protocol, Reals, Rows
 from dpfy.mechanisms import integers
-from dpfy.mechanisms.bits import Bits
-from dpfy.mechanisms.exact import coins
+from dpfy.mechanisms.exact import Bits, coins
 from dpfy.mechanisms.grid import Grid
 from dpfy.mechanisms.response import UP
 

@@ -20,7 +20,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Permit
-from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.exact import Bits
 from dpfy.mechanisms.mechanism import agree, source
 
 Rows = NDArray[Any]

@@ -1,8 +1,7 @@
 """Mechanisms: one release each, with noise whose law is the stated one to the last bit."""
 
-from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.choice import choose, permutation, permute_and_flip
-from dpfy.mechanisms.exact import below, bernoulli, bernoulli_exp, coins, geometric, uniform
+from dpfy.mechanisms.exact import Bits, below, bernoulli, bernoulli_exp, coins, geometric, uniform
 from dpfy.mechanisms.integers import gaussian, laplace
 
 __all__ = [

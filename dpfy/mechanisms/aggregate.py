@@ -23,9 +23,8 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Permit, Private
 from dpfy.mechanisms import integers
-from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.choice import Exponential
-from dpfy.mechanisms.exact import uniform
+from dpfy.mechanisms.exact import Bits, uniform
 from dpfy.mechanisms.grid import Grid
 from dpfy.mechanisms.mechanism import Stated
 

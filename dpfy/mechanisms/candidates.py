@@ -18,8 +18,7 @@ from dpfy.core.errors import Unsupported
 from dpfy.core.events import gamma_for
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Permit, Private
-from dpfy.mechanisms.bits import Bits
-from dpfy.mechanisms.exact import Enclosure, Uniform, bernoulli
+from dpfy.mechanisms.exact import Bits, Enclosure, Uniform, bernoulli
 from dpfy.mechanisms.mechanism import source
 
 T = TypeVar("T")

@@ -40,8 +40,7 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bounded, Permit, Private
 from dpfy.mechanisms import integers
-from dpfy.mechanisms.bits import WORD, Bits
-from dpfy.mechanisms.exact import DIGITS, Uniform, below, exp_enclosure, rational
+from dpfy.mechanisms.exact import DIGITS, WORD, Bits, Uniform, below, exp_enclosure, rational
 from dpfy.mechanisms.grid import MOST, Grid, Laid
 from dpfy.mechanisms.mechanism import Stated
 

@@ -40,11 +40,12 @@ from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.mechanisms.bits import Bits, Words
 from dpfy.mechanisms.exact import (
+    Bits,
     Enclosed,
     Enclosure,
     Uniform,
+    Words,
     bernoulli_exp,
     exp,
     exp_enclosure,

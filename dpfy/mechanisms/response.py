@@ -17,9 +17,8 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bounded, Permit, Private
-from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.discrete import whole
-from dpfy.mechanisms.exact import coins, uniform
+from dpfy.mechanisms.exact import Bits, coins, uniform
 from dpfy.mechanisms.mechanism import Stated, source
 
 UP = 1 + 2.0**-50

@@ -21,8 +21,8 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded, Permit, Private
 from dpfy.mechanisms import integers
-from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.choice import refuse_monotone
+from dpfy.mechanisms.exact import Bits
 from dpfy.mechanisms.grid import Grid
 from dpfy.mechanisms.mechanism import Stated, agree, drawable, source
 

@@ -25,7 +25,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded, Permit, Private
 from dpfy.mechanisms import integers
-from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.exact import Bits
 from dpfy.mechanisms.mechanism import source
 
 FINE = 32

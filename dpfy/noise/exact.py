@@ -30,8 +30,8 @@ from dpfy.core.randomness import Randomness
 from dpfy.noise import arbitrary_precision, chacha, gaussian, noise_buffers
 from dpfy.noise.gaussian import Scratch
 from dpfy.noise.lattice import Lattice, pieces
+from dpfy.noise.schedule import NoiseTerms
 from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State, Strategy
-from dpfy.noise.terms import NoiseTerms
 
 ERROR = 2.0**-37
 """By how much a unit draw can be off in double precision, where its radius lies between the next

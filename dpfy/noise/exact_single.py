@@ -22,7 +22,7 @@ from dpfy.noise import arbitrary_precision
 from dpfy.noise.exact import Draws, held
 from dpfy.noise.gaussian import Scratch
 from dpfy.noise.lattice import Lattice, pieces
-from dpfy.noise.terms import Term
+from dpfy.noise.schedule import Term
 
 ERROR = 2.0**-16
 """By how much a unit draw can be off in single precision, if its radius lies between the next

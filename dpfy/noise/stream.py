@@ -1,10 +1,17 @@
-"""The noise stream: the only place where a bounded sum becomes a private value."""
+"""The noise stream: the only place where a bounded sum becomes a private value.
+
+Noise and its buffers spread over several processes or devices: each keeps the past noise of its
+own coordinates only.
+
+A strategy treats every coordinate alike and by itself, so noise made for a part of the coordinates
+is that part of the noise.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +21,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.ledger import Permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bounded, Private
-from dpfy.noise import exact, gaussian, noise_buffers, terms
+from dpfy.noise import exact, gaussian, noise_buffers, schedule
 from dpfy.noise.coordinate_slice import CoordinateSlice
 from dpfy.noise.lattice import Lattice, with_rounding
 from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State, Strategy
@@ -38,7 +45,7 @@ class NoiseStream:
     released value takes the memory of the sum, which must not be used afterwards, not even where
     the value went elsewhere; otherwise the sum is left as it is. Sparse sums, of a table of which
     few rows are in use, are released dense: every row gets noise. `part` says which coordinates of
-    one contribution the sums hold, where others hold the rest (:mod:`dpfy.noise.shard`). `event` is
+    one contribution the sums hold, where others hold the rest (:mod:`dpfy.noise.stream`). `event` is
     all that the stream does in a whole run, which the permit must have been given for; by default
     one Gaussian release. With `exact` every released value is where real numbers would put it
     (:mod:`dpfy.noise.exact`).
@@ -58,7 +65,7 @@ class NoiseStream:
         check.nonnegative("noise scale", self.scale)
         check.positive("divisor", self.divisor)
         if self.exact:
-            terms.require(self.strategy)
+            schedule.require(self.strategy)
         if self.event is None:
             object.__setattr__(
                 self, "event", events.Gaussian(self.scale) if self.scale else events.NotPrivate()
@@ -146,7 +153,7 @@ class NoiseStream:
         )
         if self.exact:
             return exact.lattice(
-                self.scale, bound, count, dtype, terms.of(self.strategy, step), step
+                self.scale, bound, count, dtype, schedule.of(self.strategy, step), step
             )
         fresh = self.strategy.fresh(step)
         drawn = int.from_bytes(self.randomness.key(f"{self.name} rounding", step, 8), "little")
@@ -165,7 +172,7 @@ class NoiseStream:
             exact.add_(
                 sums,
                 lattice,
-                terms.of(self.strategy, step),
+                schedule.of(self.strategy, step),
                 self.randomness,
                 self.name,
                 step,
@@ -235,3 +242,63 @@ def _ends(into: Grads, sums: Grads) -> list[Tensor]:
                 f"must be {list(sums[name].shape)}" if name in sums else "there is no such sum",
             )
     return [into[name] for name in sums]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part `index` of `count` of all coordinates, cut from the parameters laid end to end.
+
+        shard, total = Shard(rank, ranks), ...                    # total: the bounded sum over all
+        ranks stream = shard.stream(NoiseStream(strategy, scale, randomness),
+        shard.part(parameters)) state = stream.init(shard.of(parameters)) private, state =
+        stream.release(Bounded(shard.of(total.value), total.bound, total.unit), step, state, permit)
+
+    Guarantees: the shards of one count are disjoint and together hold every coordinate, their sizes
+    differ by at most one, and together they add to the whole sum exactly the noise that the plan
+    bills (the bound is that of the whole contribution). The noise of a coordinate is the one it
+    would have without shards, exact noise aside, and aside from what a GPU adds to float64 sums or
+    to tensors that are held in several pieces. All shards of a run must be of the same count.
+    """
+
+    index: int
+    count: int
+
+    def __post_init__(self) -> None:
+        check.integer("shard.count", self.count)
+        if check.integer("shard.index", self.index, least=0) >= self.count:
+            raise InvalidInput(
+                "shard.index", self.index, f"must be less than the number of shards ({self.count})"
+            )
+
+    def of(self, tensors: Grads) -> Grads:
+        """This shard's coordinates, flat, by the name of the parameter that they belong to; of some
+        parameters it may hold none.
+        """
+        (first, last), start = self.bounds(sum(t.numel() for t in tensors.values())), 0
+        parts = {}
+        for name, t in tensors.items():
+            low, high = max(first - start, 0), min(last - start, t.numel())
+            parts[name] = t.reshape(-1)[low : max(low, high)]
+            start += t.numel()
+        return parts
+
+    def bounds(self, total: int) -> tuple[int, int]:
+        """The first of this shard's coordinates of `total`, and the one after its last."""
+        return total * self.index // self.count, total * (self.index + 1) // self.count
+
+    def part(self, tensors: Grads) -> CoordinateSlice:
+        """Where its coordinates lie among all of `tensors`."""
+        sizes = [t.numel() for t in tensors.values()]
+        return CoordinateSlice.of([self.bounds(sum(sizes))], sizes)
+
+    def stream(self, whole: NoiseStream, part: CoordinateSlice) -> NoiseStream:
+        """The noise stream of the coordinates `part`, which only this shard holds.
+
+        Exact noise cannot be drawn by its place among all coordinates: every shard has a stream
+        with a name of its own, for under one name two shards would add the same numbers to
+        different coordinates.
+        """
+        if self.count == 1:
+            return whole
+        name = f"{whole.name} shard {self.index} of {self.count}" if whole.exact else whole.name
+        return replace(whole, name=name, part=part)

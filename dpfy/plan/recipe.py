@@ -26,7 +26,7 @@ from dpfy.core.unit import (
     check_content,
 )
 from dpfy.gradients.clip import CLIPS, Clip, FlatClip, MicrobatchClip, QuantileClip
-from dpfy.noise import terms
+from dpfy.noise import schedule
 from dpfy.noise.schedule import Schedule
 from dpfy.noise.strategy import Identity, Strategy
 from dpfy.plan import pairs
@@ -96,7 +96,7 @@ class Recipe:
         pairs.find(self.sampler.participation, self.strategy)
         self._check_fixed_size()
         if check.one_of("noise", self.noise, NOISES) == EXACT:
-            terms.require(self.strategy)
+            schedule.require(self.strategy)
         if isinstance(self.strategy, Schedule) and self.strategy.steps != self.steps:
             raise InvalidInput(
                 "steps",

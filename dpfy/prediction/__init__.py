@@ -10,8 +10,7 @@ from dpfy.core.plugins import lazy_names as _lazy_names
 from dpfy.prediction import plan
 from dpfy.prediction.claim import AnswersClaim, StudentAnswersClaim
 from dpfy.prediction.predictor import Prediction, PrivatePredictor
-from dpfy.prediction.teaching import teach
-from dpfy.prediction.voters import LinearVoters, class_means, ridge, shards
+from dpfy.prediction.voters import LinearVoters, class_means, ridge, shards, teach
 
 if TYPE_CHECKING:
     from dpfy.prediction.networks import NetworkTraining, NetworkVoters, teach_networks

@@ -13,7 +13,7 @@ from dpfy.core import check, events
 from dpfy.core.errors import Unsupported
 from dpfy.core.guarantee import Curve
 from dpfy.core.randomness import Randomness
-from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.exact import Bits
 from dpfy.prediction.rules import GaussianVotes, moved
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dpfy.core import check, events, plugins
 from dpfy.core.values import Bounded
-from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.exact import Bits
 from dpfy.mechanisms.votes import MOVED, GaussianArgmax, GaussianThreshold, counted
 
 ANSWER, CHECK, QUESTION, UNSTABLE = "answer", "check", "question", "unstable"

@@ -17,8 +17,7 @@ from dpfy.data.table import unlabelled
 from dpfy.prediction import plan
 from dpfy.prediction.claim import VoteClaim
 from dpfy.prediction.predictor import Prediction, PrivatePredictor
-from dpfy.prediction.teaching import teach
-from dpfy.prediction.voters import LinearVoters
+from dpfy.prediction.voters import LinearVoters, teach
 from dpfy.runs.dataset import Dataset
 from dpfy.runs.folder import RunFolder, held_claims
 from dpfy.runs.released import Released

@@ -21,7 +21,7 @@ from dpfy.labels.job import classes_of
 from dpfy.prediction.claim import StudentAnswersClaim
 from dpfy.prediction.pate import Student, Teachers, loaded, train_student
 from dpfy.prediction.student import chances
-from dpfy.prediction.teaching import owners_of
+from dpfy.prediction.voters import owners_of
 from dpfy.runs.run import Run
 from dpfy.training.load import ReleasedModel
 from dpfy.training.predict import Predictions

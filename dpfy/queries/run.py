@@ -21,9 +21,8 @@ from dpfy.queries.plan import QueryPlan, QueryTerms, plan
 from dpfy.report import card
 from dpfy.runs.dataset import Dataset
 from dpfy.runs.folder import RunFolder, complete
-from dpfy.runs.progress import Progress, quiet
 from dpfy.runs.released import Released
-from dpfy.runs.run import Run
+from dpfy.runs.run import Progress, Run, quiet
 from dpfy.statistics.answer import LEVEL, Answer
 from dpfy.statistics.answers import Answers
 from dpfy.statistics.claim import FILE

@@ -4,7 +4,7 @@ from the ledger, never typed.
 A general part, and a section for each claim in the folder, which the claim itself describes.
 `claims` derives from the ledger all that can be derived; `build` adds what only the run can tell
 (provenance, and for each section its figures). Verification derives the claims again and compares.
-:mod:`dpfy.report.first` reads cards of the first format.
+:mod:`dpfy.report.words` reads cards of the first format.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of, write_atomically
-from dpfy.report import deployments, figures, schema, uses, words
+from dpfy.report import figures, html_page, schema, uses, words
 from dpfy.report.words import absent, is_absent
 
 FORMAT = schema.FORMAT
@@ -171,7 +171,7 @@ def claims(ledger: Ledger, facts: Mapping[str, Any]) -> dict[str, Any]:
         "delta": _delta(
             first.delta, next((r.claim.records for _, r in held if r.claim.records), None)
         ),
-        "deployments": deployments.table(),
+        "deployments": html_page.table(),
         "caveats": list(caveats),
         "warnings": _warnings(held, ledger, told, epsilon, first.delta),
         "ledger": ledger.basis,

@@ -1,5 +1,8 @@
 """Several cards side by side. Claims about different units or neighbours are not ranked: the reason
 and the way to convert are given.
+
+The forms of a card on disk: written again from privacy.json whenever asked for, an audit made
+since then included.
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dpfy.core import check
 from dpfy.core.codec import number
 from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.core.storage import write_atomically
 from dpfy.report import card as cards
-from dpfy.report import figures, first, html_page, recompute, words
+from dpfy.report import figures, html_page, markdown, recompute, words
 from dpfy.report.verify import load_card
 
 CONVERT = {
@@ -130,7 +135,7 @@ def _names(places: Sequence[Path]) -> list[str]:
 def _row(name: str, card: dict[str, Any], delta: float) -> dict[str, Any]:
     ledger, stated = recompute.stated_ledger(card), card["guarantee"]
     bill = figures.Bill(ledger.event(), ledger.adjacency, stated["accountant"], delta)
-    training = cards.section(first.raised(card), "training")
+    training = cards.section(words.raised(card), "training")
     mechanism = training.get("mechanism", {})
     same = delta == stated["delta"]
     return {
@@ -208,3 +213,43 @@ def text(comparison: RunComparison) -> str:
     for reason in comparison.reasons:
         lines += [f"NOT RANKED: {reason['why']}", f"  how to convert: {reason['convert']}"]
     return "\n".join([*lines, *(f"note: {note}" for note in comparison.notes)])
+
+
+FORMS = ("html", "md", "json")
+
+
+@dataclass(frozen=True)
+class Written:
+    """The text of a form, and the file it was written to."""
+
+    text: str
+    file: Path | None
+
+
+def publish(run: Path, form: str) -> Written:
+    """Write report.html or report.md beside the card of `run` (a folder or a card file); the JSON
+    form is the card itself.
+
+    Guarantees: a card that was edited is refused, not rendered.
+    """
+    check.one_of("format", form, FORMS)
+    card = load(run)
+    folder = run if run.is_dir() else run.parent
+    if form == "json":
+        return Written(cards.render(card).decode(), None)
+    extra = html_page.extras(folder) if run.is_dir() else {"metrics": [], "audit": None}
+    try:
+        text = (
+            html_page.render(card, extra)
+            if form == "html"
+            else markdown.render(card, extra["audit"])
+        )
+    except (
+        Exception
+    ) as problem:  # a card may fit the schema and its own digest, and still make no sense
+        raise Corrupt(
+            cards.NAME, f"cannot be shown ({type(problem).__name__}): run dpfy verify on it"
+        ) from None
+    file = folder / (html_page.NAME if form == "html" else markdown.NAME)
+    write_atomically(file, text.encode())
+    return Written(text, file)

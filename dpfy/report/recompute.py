@@ -18,7 +18,7 @@ from dpfy.core.errors import Corrupt, DpfyError, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Adjacency
 from dpfy.report import card as cards
-from dpfy.report import figures, first, forecast, prose, uses
+from dpfy.report import figures, forecast, prose, uses, words
 from dpfy.report.words import up
 
 TOLERANCE = 1e-6
@@ -45,12 +45,12 @@ def stated_ledger(card: dict[str, Any]) -> Ledger:
     """The ledger that a card says it was computed from, in memory; `Corrupt` where it could not be
     one.
     """
-    card = first.raised(card)
+    card = words.raised(card)
     billed = any(
         row["kind"] == "other runs" and "this run alone" in row["absent"]
         for row in card["accesses"]["not_covered"]
     )
-    seed = first.seed_of(card["provenance"]["seed"] == cards.FIXED_SEED)
+    seed = words.seed_of(card["provenance"]["seed"] == cards.FIXED_SEED)
     parts = {part["name"]: part for part in card["sections"]}
     unit = {key: card["unit"][key] for key in ("name", "most_records")}
     unit |= (
@@ -109,11 +109,11 @@ def _claim(part: dict[str, Any] | None, seed: str, billed: bool) -> dict[str, An
 
 def derived(ledger: Ledger, card: dict[str, Any]) -> dict[str, Any]:
     """All claims as they follow now from the ledger, given the facts that the card states."""
-    stated = first.raised(card)
+    stated = words.raised(card)
     due = cards.claims(
         ledger, stated | {"sections": {part["name"]: part for part in stated["sections"]}}
     )
-    if not first.is_first(card):
+    if not words.is_first(card):
         return due
     shared: dict[str, Any] = _only(
         {key: value for key, value in due.items() if key != "format"}, stated
@@ -134,7 +134,7 @@ def differences(card: dict[str, Any], claims: dict[str, Any]) -> list[str]:
     """One line for each field of the card that is not what it should be; for sentences of another
     version, whose numbers are not.
     """
-    exact, stated = same_version(card), first.raised(card)
+    exact, stated = same_version(card), words.raised(card)
     lines = []
     for place, said, due in _compared(stated, claims):
         at = f"privacy.json {'.'.join(place)}"
@@ -150,7 +150,7 @@ def reworded(card: dict[str, Any], claims: dict[str, Any]) -> list[str]:
     """The places of sentences that this version words otherwise, and that state the same
     numbers.
     """
-    found = _compared(first.raised(card), claims)
+    found = _compared(words.raised(card), claims)
     return [
         ".".join(place) for place, said, due in found if PROSE & set(place) and not _same(said, due)
     ]
@@ -181,7 +181,7 @@ def _misworded(said: Any, due: Any, *, whole: bool) -> str | None:
 
 def told(card: dict[str, Any], claims: dict[str, Any]) -> dict[str, Any]:
     """What the card states and the ledger does not give: facts that only the run knew."""
-    stated = first.raised(card)
+    stated = words.raised(card)
     alone: dict[str, Any] = {
         key: value
         for key, value in stated.items()

@@ -24,7 +24,6 @@ from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of
 from dpfy.report import card as cards
 from dpfy.report import (
-    first,
     html_page,
     levels,
     markdown,
@@ -33,6 +32,7 @@ from dpfy.report import (
     recompute,
     schema,
     signature,
+    words,
 )
 from dpfy.report.levels import COMPLETION, NOTHING, Level
 from dpfy.report.signature import Signed
@@ -105,7 +105,7 @@ class RunEvidence:
     @property
     def view(self) -> dict[str, Any]:
         """The card in the layout of the present format."""
-        return first.raised(self.card)
+        return words.raised(self.card)
 
     @property
     def reserved(self) -> dict[str, Reserved]:
@@ -664,7 +664,7 @@ def _reports(e: RunEvidence) -> Outcome:
         html_page.NAME: [html_page.render(e.card, part) for part in _since(extra)],
         markdown.NAME: [markdown.render(e.card, part["audit"]) for part in _since(extra)],
     }
-    ours = recompute.same_version(e.card) and not first.is_first(e.card)
+    ours = recompute.same_version(e.card) and not words.is_first(e.card)
     foreign, audited = [], []
     for name in PAGES:
         if name in missing:

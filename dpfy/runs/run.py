@@ -1,4 +1,7 @@
-"""Where a run lives and what it may spend: one type for every family, accepted wherever `run=` is."""
+"""Where a run lives and what it may spend: one type for every family, accepted wherever `run=` is.
+
+How a family tells what it is doing: one function, the same for all.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
@@ -114,3 +117,23 @@ class Run:
                 )
             added[name] = value
         return replace(run, **added) if added else run
+
+
+class Progress(Protocol):
+    """What a caller gives as `progress=`.
+
+    dpfy.query(people, "count()", epsilon=1.0, progress=lambda what, share=None: print(what))
+    """
+
+    def __call__(self, what: str, share: float | None = None) -> None:
+        """Be told.
+
+        Args:
+            what: What is being done, in words.
+            share: Which share of it is done, from 0 to 1; None where nobody knows, or where it
+                would tell something of the data.
+        """
+
+
+def quiet(what: str, share: float | None = None) -> None:
+    """Show nothing."""

@@ -30,9 +30,8 @@ from dpfy.core.values import Bound, Bounded, Permit
 from dpfy.report import card
 from dpfy.runs.dataset import Dataset
 from dpfy.runs.folder import RunFolder, complete
-from dpfy.runs.progress import Progress, quiet
 from dpfy.runs.released import Released
-from dpfy.runs.run import Run
+from dpfy.runs.run import Progress, Run, quiet
 from dpfy.synthetic.releases import PartOfGaussian, no_binding
 
 Array = NDArray[np.float64]

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dpfy.accounting.filters import noise_of, squares
-from dpfy.runs.progress import Progress, quiet
+from dpfy.runs.run import Progress, quiet
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.domain import Clique, Domain
 from dpfy.synthetic.estimate import (

@@ -26,9 +26,8 @@ from dpfy.core.unit import Adjacency, Person
 from dpfy.report import card
 from dpfy.runs.dataset import Dataset
 from dpfy.runs.folder import RunFolder, complete
-from dpfy.runs.progress import Progress, quiet
 from dpfy.runs.released import Released
-from dpfy.runs.run import Run
+from dpfy.runs.run import Progress, Run, quiet
 from dpfy.synthetic.claim import DEGREES, FACTS, MEASUREMENTS, TABLE
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.counts import Marginals, count

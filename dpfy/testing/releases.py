@@ -19,7 +19,7 @@ import numpy as np
 
 from dpfy import accounting
 from dpfy.accounting.filters import RenyiFilter
-from dpfy.audit import intervals
+from dpfy.audit import bounds
 from dpfy.core import check, events
 from dpfy.core.claim import NEARLY, NO, STATED, YES, Claim, Reserved, agree, kind_of
 from dpfy.core.errors import BudgetExceeded, DpfyError
@@ -386,8 +386,8 @@ def _surely(one: Any, two: Any, epsilon: float) -> float:
     above = [np.mean(one[chosen] > t) - math.exp(epsilon) * np.mean(two[chosen] > t) for t in cuts]
     cut = cuts[int(np.argmax(above))]
     alpha = CONFIDENCE / 40
-    p = intervals.lower(int((one[counted] > cut).sum()), len(one[counted]), alpha)
-    q = intervals.upper(int((two[counted] > cut).sum()), len(two[counted]), alpha)
+    p = bounds.lower(int((one[counted] > cut).sum()), len(one[counted]), alpha)
+    q = bounds.upper(int((two[counted] > cut).sum()), len(two[counted]), alpha)
     return p - math.exp(epsilon) * q
 
 

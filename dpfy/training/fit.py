@@ -23,9 +23,8 @@ from dpfy.data.users import UserRecords
 from dpfy.plan.recipe import Plan
 from dpfy.report.words import is_absent
 from dpfy.runs.dataset import Dataset
-from dpfy.runs.progress import Progress, quiet
 from dpfy.runs.released import Released
-from dpfy.runs.run import Run
+from dpfy.runs.run import Progress, Run, quiet
 from dpfy.training import metrics
 from dpfy.training.evaluation import (
     PUBLIC,
@@ -181,7 +180,7 @@ def fit(
             and released values only.
         world: The processes that train together.
         progress: Called with what is being done, and which share of it
-            (:class:`dpfy.runs.progress.Progress`).
+            (:class:`dpfy.runs.run.Progress`).
 
     Returns:
         The result: `model`, `epsilon`, `guarantee`, `utility` and the run folder.

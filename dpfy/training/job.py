@@ -27,7 +27,7 @@ from dpfy.models import build, features
 from dpfy.models.config import ModelConfig
 from dpfy.plan.auto import CalibrationTarget, RunSetting, recipe_for
 from dpfy.plan.recipe import RECORD, UNIT, Plan, Recipe, dpsgd, with_stopping
-from dpfy.report import figures, first
+from dpfy.report import figures, words
 from dpfy.report.card import NAME as CARD
 from dpfy.runs.mark import CANARIES, HIDDEN, Mark, refuse_planted
 from dpfy.runs.run import Run
@@ -483,4 +483,4 @@ def _card(out: Path) -> dict[str, Any]:
     card = storage.parsed_json(CARD, storage.content("run", out / CARD))
     if not isinstance(card, dict) or not {"guarantee", "statement", "format"} <= set(card):
         raise Corrupt(CARD, "is not a privacy card")
-    return first.raised(card)
+    return words.raised(card)

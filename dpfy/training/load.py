@@ -21,7 +21,7 @@ from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of
 from dpfy.models import build, features
 from dpfy.report import card as cards
-from dpfy.report import first, verify
+from dpfy.report import verify, words
 from dpfy.report.words import is_absent
 from dpfy.runs.mark import CANARIES
 from dpfy.training import weights
@@ -81,7 +81,7 @@ class ReleasedModel:
         cards.require_a_trial(card, folder)
         if MODEL not in card["files"]:
             raise InvalidInput("run", str(run), "released no model")
-        return cls(folder, first.raised(card))
+        return cls(folder, words.raised(card))
 
     @property
     def told(self) -> dict[str, Any]:

@@ -29,9 +29,8 @@ from dpfy.estimators import given, persons
 from dpfy.estimators import records as tables
 from dpfy.estimators.claim import FILE, FitClaim
 from dpfy.estimators.estimator import COMMON, JOBS, PrivateEstimator, PublicFacts
-from dpfy.estimators.files import FileColumn, FileTable
 from dpfy.estimators.fitting import FinishedFit, FitSession, FittedArrays
-from dpfy.estimators.given import HeldTable
+from dpfy.estimators.given import FileColumn, FileTable, HeldTable
 from dpfy.estimators.target import ClassTarget, NumberTarget, numbers_of
 from dpfy.mechanisms.discrete import DiscreteGaussianMechanism
 from dpfy.report import card

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from dpfy.accounting import gaussian
-from dpfy.audit import bounds, exposure, families, intervals, one_run, power
+from dpfy.audit import bounds, families, one_run
 from dpfy.audit.bounds import TrialScores
 from dpfy.audit.one_run import Guesses
 from dpfy.core.errors import InvalidInput
@@ -38,7 +38,7 @@ def right_by_accuracy(mu: float, count: int, seed: int) -> int:
     [(0, 10, 0.05), (3, 10, 0.05), (10, 10, 0.05), (812, 1000, 0.025), (1, 3, 0.2)],
 )
 def test_limits_are_the_exact_ones(k, n, alpha):
-    low, high = intervals.lower(k, n, alpha), intervals.upper(k, n, alpha)
+    low, high = bounds.lower(k, n, alpha), bounds.upper(k, n, alpha)
     assert low <= k / n <= high
     if k:
         assert stats.binom.sf(k - 1, n, low) == pytest.approx(alpha)
@@ -50,7 +50,7 @@ def test_impossible_counts_are_refused():
     with pytest.raises(
         InvalidInput, match="successes: got 11; must be at most the number of trials"
     ):
-        intervals.lower(11, 10, 0.05)
+        bounds.lower(11, 10, 0.05)
     with pytest.raises(InvalidInput, match="canaries >= made >= right"):
         Guesses(10, 11, 3)
     with pytest.raises(InvalidInput, match="no NaN"):
@@ -133,7 +133,7 @@ def test_accuracy_bound_certifies_most_of_epsilon(epsilon):
     mu = families.weakest(
         lambda s: families.gaussian_epsilon(s, DELTA) <= epsilon, 1.0, precision=1e-4
     )
-    count = power.canaries_needed(epsilon, DELTA, share=0.8, power=0.9)
+    count = one_run.canaries_needed(epsilon, DELTA, share=0.8, power=0.9)
     found = [
         bounds.by_accuracy(right_by_accuracy(mu, count, s), count, delta=DELTA).epsilon
         for s in range(60)
@@ -253,28 +253,28 @@ def test_several_numbers_of_guesses_pay_for_themselves():
 
 def test_ranks_and_exposure():
     losses = np.array([[3.0, 1.0, 2.0, 4.0], [0.5, 0.5, 2.0, 4.0]])
-    assert exposure.ranks(losses, [1, 0]).tolist() == [1, 2]
-    assert exposure.exposure([1, 2], 4).tolist() == [2.0, 1.0]
-    full = exposure.from_ranks([1] * 200, 1024, delta=DELTA)
+    assert bounds.ranks(losses, [1, 0]).tolist() == [1, 2]
+    assert bounds.exposure([1, 2], 4).tolist() == [2.0, 1.0]
+    full = bounds.from_ranks([1] * 200, 1024, delta=DELTA)
     assert full.epsilon == pytest.approx(math.log((0.05 ** (1 / 200) - DELTA) * 1024), rel=1e-6)
     rng = np.random.default_rng(0)
     assert (
-        exposure.from_ranks(rng.integers(1, 1025, size=200), 1024, most=100, delta=DELTA).epsilon
+        bounds.from_ranks(rng.integers(1, 1025, size=200), 1024, most=100, delta=DELTA).epsilon
         < 0.3
     )
 
 
 def test_power_tables():
-    assert power.most_by_rates(1000) == pytest.approx(
+    assert one_run.most_by_rates(1000) == pytest.approx(
         math.log((1 - 3.68e-3 * 2) / (3.68e-3 * 2)), abs=0.05
     )
-    assert power.most_in_one_run(1000) == pytest.approx(5.81, abs=0.02)
-    assert power.detection(1000, 0.8, 0.7) > 0.99
-    assert power.detection(1000, 0.7, 0.7) < 0.05
+    assert one_run.most_in_one_run(1000) == pytest.approx(5.81, abs=0.02)
+    assert one_run.detection(1000, 0.8, 0.7) > 0.99
+    assert one_run.detection(1000, 0.7, 0.7) < 0.05
     assert (
-        power.canaries_needed(1.0, DELTA)
-        > power.canaries_needed(3.0, DELTA)
-        > power.canaries_needed(8.0, DELTA)
+        one_run.canaries_needed(1.0, DELTA)
+        > one_run.canaries_needed(3.0, DELTA)
+        > one_run.canaries_needed(8.0, DELTA)
     )
 
 
@@ -282,6 +282,6 @@ def test_log_ratio_is_a_lower_bound_with_power():
     rng = np.random.default_rng(1)
     chances = np.array([math.e, 1.0, 1.0]) / (math.e + 2)
     one, other = rng.choice(3, 30_000, p=chances), rng.choice(3, 30_000, p=chances[[1, 0, 2]])
-    assert 0.8 < intervals.log_ratio(one, other) < 1.0
-    assert intervals.log_ratio(one, one) == 0
-    assert intervals.log_ratio(np.zeros(1000, int), np.ones(1000, int)) > 3
+    assert 0.8 < bounds.log_ratio(one, other) < 1.0
+    assert bounds.log_ratio(one, one) == 0
+    assert bounds.log_ratio(np.zeros(1000, int), np.ones(1000, int)) > 3

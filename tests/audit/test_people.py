@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dpfy.audit import cosines, finished
+from dpfy.audit import finished
 from dpfy.audit.families import ClaimedFamily, gaussian_epsilon
 from dpfy.audit.observation import claimed_curve
 from dpfy.audit.user_training import UserFacts, audited_users, by_records
@@ -20,7 +20,7 @@ from dpfy.audit.whitebox import AuditedClaim, ObservedSums, audit
 from dpfy.cli.app import app
 from dpfy.core.errors import InvalidInput
 from dpfy.federated.audit import observe_rounds
-from dpfy.federated.clients import CLIENT
+from dpfy.federated.recipes import CLIENT
 
 FACTS = UserFacts(noise_multiplier=1.5, users=40, canaries=150, records=3, rate=0.5, steps=6)
 
@@ -66,16 +66,16 @@ def test_noise_for_a_record_is_found():
 def test_estimates_are_those_of_gaussians():
     for mu, delta in ((0.5, 1e-5), (2.0, 1e-3), (4.0, 1e-6)):
         scale = 0.03
-        assert cosines.told_apart((mu * scale, scale), (0.0, scale), delta) == pytest.approx(
+        assert finished.told_apart((mu * scale, scale), (0.0, scale), delta) == pytest.approx(
             gaussian_epsilon(mu, delta), rel=1e-3
         )
-    assert cosines.told_apart((0.0, 1.0), (0.0, 1.0), 1e-6) == 0
-    assert cosines.told_apart((100.0, 1.0), (0.0, 1.0), 1e-6) == math.inf
+    assert finished.told_apart((0.0, 1.0), (0.0, 1.0), 1e-6) == 0
+    assert finished.told_apart((100.0, 1.0), (0.0, 1.0), 1e-6) == math.inf
     rng = np.random.default_rng(0)
-    found = cosines.estimate(rng.normal(0.02, 0.01, 20_000), cosines.by_chance(10_000), 1e-5)
+    found = finished.estimate(rng.normal(0.02, 0.01, 20_000), finished.by_chance(10_000), 1e-5)
     assert found.epsilon == pytest.approx(gaussian_epsilon(2.0, 1e-5), rel=0.05)
     with pytest.raises(InvalidInput, match="cosines"):
-        cosines.estimate([0.1, math.nan, 0.2], (0.0, 1.0), 1e-5)
+        finished.estimate([0.1, math.nan, 0.2], (0.0, 1.0), 1e-5)
 
 
 @pytest.mark.parametrize(

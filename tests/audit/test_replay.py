@@ -17,17 +17,15 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.engines.contributions import ContributionLimit
-from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
+from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism, Staircase
 from dpfy.mechanisms.aggregate import AggregateMean, AggregateMedian
 from dpfy.mechanisms.candidates import PrivateSelection
 from dpfy.mechanisms.choice import Exponential, NoisyMax, PermuteAndFlip
 from dpfy.mechanisms.discrete import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 from dpfy.mechanisms.histogram import StabilityHistogram
+from dpfy.mechanisms.local_sensitivity import Near, ProposeTestRelease, SmoothQuantile
 from dpfy.mechanisms.response import RandomizedResponseMechanism, UnaryResponse
-from dpfy.mechanisms.smooth import SmoothQuantile
 from dpfy.mechanisms.sparse import SparseVector
-from dpfy.mechanisms.staircase import Staircase
-from dpfy.mechanisms.tested import Near, ProposeTestRelease
 from dpfy.mechanisms.votes import MOVED, GaussianArgmax, GaussianThreshold
 from dpfy.statistics import functions, language
 from dpfy.statistics.claim import BudgetShare

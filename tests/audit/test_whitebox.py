@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import dpfy
-from dpfy.audit import families, mechanism, observation, plot, scores, whitebox
+from dpfy.audit import families, finished, mechanism, observation, whitebox
 from dpfy.audit.bounds import TrialScores
-from dpfy.audit.noise_stream import StreamFacts
-from dpfy.audit.noise_stream import audited as stream_seen
+from dpfy.audit.observation import StreamFacts
+from dpfy.audit.observation import audited as stream_seen
 from dpfy.core.errors import InvalidInput
 
 DELTA, RATE, REAL = 1e-5, 0.1, 200
@@ -59,7 +59,7 @@ def test_tight_on_full_batches():
     assert "no contradiction" in verdict.sentence
     # The attacker's ROC lies on the private side of the claim, up to chance.
     seen = whitebox.roc(observed, claim)
-    assert plot.beyond(seen, claim.family.tradeoff(1.0)) == 0
+    assert finished.beyond(seen, claim.family.tradeoff(1.0)) == 0
     # The same observations against a claim of half the epsilon are a violation that says what to
     # look at.
     bold = whitebox.AuditVerdict(verdict.bound, 1.5)
@@ -112,11 +112,11 @@ def test_likelihood_ratio_is_the_ratio_of_densities():
     y, q, s = rng.standard_normal((5, 7)), 0.3, 0.9
     density = lambda mean: np.exp(-((y - mean) ** 2) / (2 * s * s))  # noqa: E731
     expected = np.log((q * density(1) + (1 - q) * density(0)) / density(0)).sum(0)
-    assert scores.likelihood_ratio(y, s, q) == pytest.approx(expected)
+    assert whitebox.likelihood_ratio(y, s, q) == pytest.approx(expected)
     replaced = np.log(
         (q * density(1) + (1 - q) * density(0)) / (q * density(-1) + (1 - q) * density(0))
     ).sum(0)
-    assert scores.likelihood_ratio(y, s, q, absent=-1.0) == pytest.approx(replaced)
+    assert whitebox.likelihood_ratio(y, s, q, absent=-1.0) == pytest.approx(replaced)
 
 
 def test_matched_filter_is_the_ratio_under_correlated_noise():
@@ -125,15 +125,15 @@ def test_matched_filter_is_the_ratio_under_correlated_noise():
     u, y, s = np.array([1.0, 0, 1, 0]), rng.standard_normal((4, 3)), 1.3
     precision = c.T @ c / s**2
     expected = [y[:, k] @ precision @ u - u @ precision @ u / 2 for k in range(3)]
-    assert scores.matched(y, c, u, s) == pytest.approx(expected)
+    assert whitebox.matched(y, c, u, s) == pytest.approx(expected)
     with pytest.raises(InvalidInput, match="square"):
-        scores.matched(y, c[:, :3], u, s)
+        whitebox.matched(y, c[:, :3], u, s)
 
 
 def test_correlated_noise_is_audited_tightly():
     facts = StreamFacts(1.0, steps=12, epochs=3, bands=3)
     seen = stream_seen(facts, 4000, seed=1)
-    values = scores.matched(seen.projections, seen.encoder, seen.pattern, seen.scale)
+    values = whitebox.matched(seen.projections, seen.encoder, seen.pattern, seen.scale)
     accuracy = ((values > 0) == seen.included).mean()
     ideal = (1 + families.GaussianFamily().advantage(1.0)) / 2
     assert accuracy == pytest.approx(ideal, abs=4 * math.sqrt(0.25 / 4000))
@@ -149,7 +149,7 @@ def test_shadow_models_separate_canaries():
     coins = rng.integers(2, size=(21, 300)).astype(bool)
     coins[0], coins[1] = True, False
     values = base + coins + 0.5 * rng.standard_normal((21, 300))
-    ratio = scores.shadow_likelihood_ratio(values[20], values[:20], coins[:20])
+    ratio = whitebox.shadow_likelihood_ratio(values[20], values[:20], coins[:20])
     plain = ((values[20] > np.median(values[20])) == coins[20]).mean()
     assert ((ratio > 0) == coins[20]).mean() > max(0.75, plain + 0.1)
 
@@ -178,12 +178,12 @@ def test_noise_shape_test_has_power(factor):
 def test_plot_is_an_svg_with_the_claim():
     rng = np.random.default_rng(5)
     seen = TrialScores(rng.standard_normal(300) + 1, rng.standard_normal(300))
-    text = plot.roc_svg(seen, families.GaussianFamily().tradeoff(1.0), "title").decode()
+    text = finished.roc_svg(seen, families.GaussianFamily().tradeoff(1.0), "title").decode()
     assert text.startswith("<?xml")
     assert "</svg>" in text
-    assert plot.beyond(seen, families.GaussianFamily().tradeoff(1.0)) == 0
+    assert finished.beyond(seen, families.GaussianFamily().tradeoff(1.0)) == 0
     assert (
-        plot.beyond(
+        finished.beyond(
             TrialScores(rng.standard_normal(300) + 3, rng.standard_normal(300)),
             families.GaussianFamily().tradeoff(1.0),
         )

@@ -187,7 +187,7 @@ def test_explore_names_a_port_in_use():
 
 @pytest.mark.parametrize(
     "module",
-    ["dpfy.report.server", "dpfy.report.publish", "dpfy.report.compare", "dpfy.report.verify"],
+    ["dpfy.report.server", "dpfy.report.compare", "dpfy.report.verify"],
 )
 def test_reading_a_card_needs_no_torch(module):
     import subprocess

@@ -16,7 +16,7 @@ from dpfy.core.errors import BudgetExceeded, Busy, Corrupt, InvalidInput, Unsupp
 from dpfy.core.ledger import HashChain, Ledger, Permit, hold, mark_of
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency, Unit
-from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.exact import Bits
 
 GAUSSIAN = events.Gaussian(2.0)
 STEP = events.PoissonSampled(0.1, events.Gaussian(2.0))

@@ -19,7 +19,7 @@ import dpfy
 from dpfy.core.errors import DpfyError, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.estimators import GaussianMixture, KMeans, load, threads
-from dpfy.estimators.clusters import covariances, lloyd, mixture, points, summary
+from dpfy.estimators.clusters import covariances, kmeans, mixture, summary
 from dpfy.estimators.clusters.kmeans import LAB, STARTS
 from dpfy.estimators.clusters.summary import weighted_kmeans
 from dpfy.report.verify import verify
@@ -55,10 +55,10 @@ def blobs(count: int = 3000, dimensions: int = 2, seed: int = 0) -> np.ndarray:
 def in_ball(rng: np.random.Generator, count: int, dimensions: int) -> np.ndarray:
     """Points of the unit ball on the grid, many of them at its edge."""
     rows = rng.normal(size=(count, dimensions))
-    rows *= (points.SAFE * np.minimum(1.0, 2 * rng.random(count)) / np.linalg.norm(rows, axis=1))[
+    rows *= (summary.SAFE * np.minimum(1.0, 2 * rng.random(count)) / np.linalg.norm(rows, axis=1))[
         :, None
     ]
-    return points.on_grid(rows).astype(np.float32)
+    return summary.on_grid(rows).astype(np.float32)
 
 
 def correlated(rng: np.random.Generator, count: int, dimensions: int) -> np.ndarray:
@@ -72,15 +72,15 @@ def test_what_a_point_adds_to_a_round_follows_from_it_alone_and_is_within_the_bo
     rng = np.random.default_rng(dimensions)
     rows, centres = (
         in_ball(rng, 97, dimensions),
-        points.on_grid(in_ball(rng, 5, dimensions).astype(float) / 2),
+        summary.on_grid(in_ball(rng, 5, dimensions).astype(float) / 2),
     )
     radii = rng.uniform(0.01, 1.0, 5)
     model = mixture.MixtureParameters(
         rng.dirichlet(np.ones(5)), centres, rng.uniform(1e-4, 0.2, centres.shape)
     )
-    plain, shared = lloyd.needs(dimensions, 1, "equal", 1.0)[0].bound, mixture.bound(dimensions)
+    plain, shared = kmeans.needs(dimensions, 1, "equal", 1.0)[0].bound, mixture.bound(dimensions)
     cases = [
-        (lambda given: lloyd.totals(given, centres, radii), plain),
+        (lambda given: kmeans.totals(given, centres, radii), plain),
         (lambda given: mixture.totals(given, model, radii), shared),
     ]
     if dimensions <= covariances.MOST:
@@ -134,7 +134,7 @@ def test_points_lie_in_the_ball_on_the_grid():
     estimator, inside = KMeans(bounds=(-1, 1), norm=0.9), [0.3, 0.2, 0.1, 0.0, 0.0]
     table = np.array([[1e9] * 5, [1.0, -1.0, 1.0, -1.0, 1.0], inside])
     data = estimator._read(table, None, estimator._public(table, None))
-    ball = points.Ball.of(data.columns, 0.9)
+    ball = summary.Ball.of(data.columns, 0.9)
     found = ball.points(data).astype(float)
     assert (found == np.rint(found * 2**14) / 2**14).all()
     assert np.linalg.norm(found, axis=1).max() <= 1
@@ -321,15 +321,15 @@ def test_there_are_as_many_centres_as_asked_for_whatever_the_seeds(clusters, see
 
 
 def test_seeds_are_public_lie_in_the_ball_and_apart():
-    one, other = (lloyd.separated(8, np.array([0.5, 0.5, 0.5]), s) for s in (0, 1))
-    assert np.array_equal(one, lloyd.separated(8, np.array([0.5, 0.5, 0.5]), 0))
+    one, other = (kmeans.separated(8, np.array([0.5, 0.5, 0.5]), s) for s in (0, 1))
+    assert np.array_equal(one, kmeans.separated(8, np.array([0.5, 0.5, 0.5]), 0))
     assert not np.array_equal(one, other)
     apart = np.linalg.norm(one[:, None] - one, axis=2)[~np.eye(8, dtype=bool)]
     assert apart.min() > 0.3
     assert 0.5 - np.abs(one).max() >= apart.min() / 2 * 0.8, "as far from the sides as half of that"
-    wide = lloyd.separated(3, np.array([0.9, 0.1]), 0)
+    wide = kmeans.separated(3, np.array([0.9, 0.1]), 0)
     assert np.abs(wide[:, 1]).max() < 0.1
-    assert np.linalg.norm(lloyd.separated(20, np.ones(30), 0), axis=1).max() <= 1 + 1e-12
+    assert np.linalg.norm(kmeans.separated(20, np.ones(30), 0), axis=1).max() <= 1 + 1e-12
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -470,7 +470,7 @@ def test_how_many_threads_there_are_changes_nothing_that_is_released(kind, monke
     """Blocks of 7 points: many sums are added up, and blocks end in the middle of what belongs
     together.
     """
-    monkeypatch.setattr(points, "BLOCK", 7)
+    monkeypatch.setattr(summary, "BLOCK", 7)
     data = blobs(500)
     alone = made(kind).fit(data).release_
     for jobs in (1, 3, -1):
@@ -485,7 +485,7 @@ def test_how_many_threads_there_are_changes_nothing_that_is_released(kind, monke
 def test_sums_do_not_depend_on_blocks(kind, monkeypatch):
     data = blobs(500)
     whole = made(kind).fit(data).release_
-    monkeypatch.setattr(points, "BLOCK", 11)
+    monkeypatch.setattr(summary, "BLOCK", 11)
     assert (
         made(kind).fit(data).release_.files["estimator.safetensors"]
         == whole.files["estimator.safetensors"]

@@ -22,7 +22,7 @@ from dpfy.estimators.columns import FeatureColumns, TableForm, public
 from dpfy.estimators.linear import descent
 from dpfy.estimators.linear import design as designs
 from dpfy.estimators.linear.design import Design, RowLayout
-from dpfy.estimators.linear.losses import (
+from dpfy.estimators.linear.solver import (
     HuberHingeLoss,
     HuberLoss,
     LogisticLoss,

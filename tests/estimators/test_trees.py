@@ -24,8 +24,8 @@ from dpfy.estimators import (
     RandomForestClassifier,
     RandomForestRegressor,
 )
-from dpfy.estimators.trees import growing, residuals, smoothing, top_down
-from dpfy.estimators.trees.cells import FeatureBins, cells, grouped
+from dpfy.estimators.trees import leaves, residuals, top_down
+from dpfy.estimators.trees.cells import FeatureBins, cells, grouped, grown
 from dpfy.estimators.trees.residuals import (
     FAR,
     ONE,
@@ -123,7 +123,7 @@ def dense(links, columns, level, spike):
             between = (
                 links[i + 1 : j + 1].sum() if not np.isinf(links[i + 1 : j + 1]).any() else np.inf
             )
-            found[i, j] = found[j, i] = level[i] * level[j] * np.exp(-between / smoothing.REACH)
+            found[i, j] = found[j, i] = level[i] * level[j] * np.exp(-between / leaves.REACH)
     return found + np.diag(spike**2)
 
 
@@ -136,9 +136,9 @@ def test_smoothing_is_that_of_dense_matrices():
     level, spike = np.repeat([0.5, 2.0, 1.0], per), np.repeat([0.3, 0.02, 1.0], per)
     weight, variance = rng.uniform(0.1, 50, (20, 2)), rng.uniform(1, 90, (20, 2))
     sums = rng.normal(0, 40, (20, 2))
-    chain = smoothing.TridiagonalPrecision.of(links, starts)
-    found = smoothing.smooth(chain, sums, weight, variance, level, spike)
-    deviation = smoothing.deviation(chain, weight, variance, level, spike)
+    chain = leaves.TridiagonalPrecision.of(links, starts)
+    found = leaves.smooth(chain, sums, weight, variance, level, spike)
+    deviation = leaves.deviation(chain, weight, variance, level, spike)
     prior, likelihood = dense(links, starts, level, spike), np.zeros(3)
     for k in range(2):
         h = weight[:, k]
@@ -160,8 +160,8 @@ def test_the_likeliest_level_is_near_the_true_one():
     level = np.repeat([0.1, 3.0], 400)
     weight = np.full((800, 1), 30.0)
     sums = weight * (level * rng.normal(size=800))[:, None] + 5 * rng.normal(size=(800, 1))
-    slow, spike = smoothing.likeliest(
-        smoothing.TridiagonalPrecision.of(links, starts), sums, weight, np.full((800, 1), 25.0)
+    slow, spike = leaves.likeliest(
+        leaves.TridiagonalPrecision.of(links, starts), sums, weight, np.full((800, 1), 25.0)
     )
     found = np.sqrt(slow**2 + spike**2)  # without links both parts are independent
     assert found[0] == pytest.approx(0.1, rel=0.6)
@@ -193,7 +193,7 @@ def data_of(table=X, labels=y, schema=SCHEMA):
 def test_leaves_of_random_trees_are_those_of_a_walk(counts):
     held = cells(data_of(), 16)
     given = [held.counts(f).astype(float) for f in range(len(held.sizes))] if counts else None
-    trees = growing.grown(held.sizes, held.ordered, 9, 5, 3, given)
+    trees = grown(held.sizes, held.ordered, 9, 5, 3, given)
     for t in range(trees.count):
         leaf = trees.leaf(t, held.places)
         for i in range(0, 3000, 271):

@@ -18,7 +18,7 @@ import dpfy
 from dpfy.core.unit import Adjacency, Separated
 from dpfy.federated import CLIENT, LocalTraining, OwnTimes, PrivateRounds, check_in
 from dpfy.federated import fit as federated_fit
-from dpfy.federated.participations import Participations
+from dpfy.federated.recipes import Participations
 from dpfy.plan.recipe import Plan
 
 CLIENTS, ROUNDS = 30, 9

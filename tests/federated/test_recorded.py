@@ -17,7 +17,7 @@ import dpfy
 from dpfy.core.randomness import Randomness
 from dpfy.data.users import UserRecords
 from dpfy.federated import LocalTraining, LocalUpdates
-from dpfy.federated.recorded import RecordedSteps
+from dpfy.federated.local import RecordedSteps
 from dpfy.gradients.cuda_graphs.graphs import CudaGraph
 from dpfy.training.objective import Objective
 

@@ -32,10 +32,9 @@ from dpfy.federated.shares import (
     TrustedSum,
     choose,
 )
-from dpfy.federated.shares.rotation import Rotation, hadamard
-from dpfy.federated.shares.rounding import length, rounded
-from dpfy.mechanisms.bits import Bits
-from dpfy.mechanisms.skellam import skellam
+from dpfy.federated.shares.scheme import Rotation, hadamard, length, rounded
+from dpfy.mechanisms.discrete import skellam
+from dpfy.mechanisms.exact import Bits
 from dpfy.noise.shares import grown, padded
 
 SECRET = Randomness.for_tests(7)

@@ -290,7 +290,7 @@ def test_float16_is_refused(tmp_path):
     args = transformers.TrainingArguments(str(tmp_path / "out"), **QUIET)
     args.fp16 = True
     with pytest.raises(Unsupported, match=r"fp16=True.*bfloat16"):
-        dpfy.integrations.trainer_arguments.check(args, tiny.plan())
+        dpfy.integrations.trainer.check(args, tiny.plan())
 
 
 def test_arguments_that_agree_are_taken(tmp_path):
@@ -325,7 +325,7 @@ def test_a_model_without_a_known_loss_is_refused_with_the_way_out(tmp_path):
     with pytest.raises(
         Unsupported, match=r"the loss of Linear is not supported; give compute_loss_func"
     ):
-        dpfy.integrations.task_losses.of_model(torch.nn.Linear(2, 2))
+        dpfy.integrations.trainer.of_model(torch.nn.Linear(2, 2))
 
 
 # --- nothing private gets out

@@ -9,7 +9,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from dpfy.integrations import task_losses  # noqa: E402
+from dpfy.integrations import trainer  # noqa: E402
 
 V, T = 40, 6
 BERT = {
@@ -90,11 +90,9 @@ def test_a_loss_is_that_of_the_model_for_the_example_alone(name):
     batch = {"input_ids": words(4)} | labels_of(4)
 
     def losses(rows):
-        given, labels = task_losses.inputs_for(
-            net, {key: field[rows] for key, field in batch.items()}
-        )
-        assert not set(given) & set(task_losses.LABELS)
-        return task_losses.of_model(net)(net(**given), labels)
+        given, labels = trainer.inputs_for(net, {key: field[rows] for key, field in batch.items()})
+        assert not set(given) & set(trainer.LABELS)
+        return trainer.of_model(net)(net(**given), labels)
 
     whole = losses(slice(0, 4))
     assert whole.shape == (4,)
@@ -106,10 +104,10 @@ def test_a_loss_is_that_of_the_model_for_the_example_alone(name):
 
 def test_an_example_without_a_label_has_no_loss_and_no_gradient():
     net = gpt2()
-    given, labels = task_losses.inputs_for(
+    given, labels = trainer.inputs_for(
         net, {"input_ids": words(2), "labels": torch.full((2, T), -100)}
     )
-    losses = task_losses.of_model(net)(net(**given), labels)
+    losses = trainer.of_model(net)(net(**given), labels)
     assert losses.tolist() == [0.0, 0.0]
     losses.sum().backward()
     assert not any(p.grad is not None and bool(p.grad.any()) for p in net.parameters())

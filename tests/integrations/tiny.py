@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler as rates
 from torch.utils.data import Dataset
 
 import dpfy
-from dpfy.integrations import task_losses
+from dpfy.integrations import trainer
 
 V, RECORDS, STEPS = 40, 48, 6
 SEED = 11
@@ -147,10 +147,10 @@ RUNTIME = dpfy.Runtime(max_physical_batch=8, device="cpu")
 
 def losses(net: nn.Module, batch: dict[str, Tensor], mixed: bool = False) -> Tensor:
     """As a user of level 2 writes it; with `mixed` the model computes in bfloat16."""
-    given, labels = task_losses.inputs_for(net, batch)
+    given, labels = trainer.inputs_for(net, batch)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
         outputs = net(**given)
-    return task_losses.of_model(net)(outputs, labels)
+    return trainer.of_model(net)(outputs, labels)
 
 
 def adam(net: nn.Module) -> torch.optim.Optimizer:

@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 from calls import call, refused
 
-from dpfy.audit import labels as audited
+from dpfy.audit import one_run as audited
 from dpfy.core.errors import Unsupported
 from dpfy.labels.audit import inferred
 from dpfy.labels.method import LabelMethod

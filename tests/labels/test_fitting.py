@@ -26,12 +26,10 @@ from dpfy.labels import (
     fit,
     load,
 )
-from dpfy.labels.asking import LabelQuestions
 from dpfy.labels.claim import LabelResponses, LabelSums
 from dpfy.labels.fitting import run_fit
-from dpfy.labels.learning import LabelSetup, learn
-from dpfy.labels.questions import Question, Response
-from dpfy.labels.sealed import SealedLabels
+from dpfy.labels.learning import LabelQuestions, LabelSetup, learn
+from dpfy.labels.questions import Question, Response, SealedLabels
 from dpfy.runs.folder import RunFolder
 from dpfy.runs.run import Run
 

@@ -12,7 +12,7 @@ import pytest
 from scipy.optimize import linprog
 
 from dpfy.core.errors import InvalidInput
-from dpfy.labels import bins, prior
+from dpfy.labels import priors
 
 
 def best_of_all(chances, epsilon):
@@ -42,16 +42,16 @@ def test_rr_with_prior_is_the_best_private_answer(classes):
     for epsilon in (0.1, 0.5, 1.0, 2.0, 4.0):
         for concentration in (0.2, 1.0, 5.0):
             chances = rng.dirichlet(np.full(classes, concentration))
-            assert prior.success(chances, epsilon) == pytest.approx(
+            assert priors.success(chances, epsilon) == pytest.approx(
                 best_of_all(chances, epsilon), abs=1e-7
             )
-    assert prior.success(np.full(classes, 1 / classes), 1.0) == pytest.approx(
+    assert priors.success(np.full(classes, 1 / classes), 1.0) == pytest.approx(
         math.e / (math.e + classes - 1), abs=1e-12
     )
 
 
 def test_the_order_and_the_number_of_classes():
-    order, sizes = prior.ranked(
+    order, sizes = priors.ranked(
         np.array([[0.1, 0.6, 0.3], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]]), 1.0
     )
     assert order[0].tolist() == [1, 2, 0]
@@ -59,7 +59,7 @@ def test_the_order_and_the_number_of_classes():
     assert sizes[2] == 3
     for wrong in (np.array([0.5, 0.5]), np.array([[0.5, math.nan]]), np.array([[-0.5, 1.5]])):
         with pytest.raises(InvalidInput, match="prior"):
-            prior.ranked(wrong, 1.0)
+            priors.ranked(wrong, 1.0)
 
 
 def cost(points, mass, edges, epsilon):
@@ -83,10 +83,10 @@ def test_bins_are_the_best_of_all_intervals(epsilon):
             itertools.combinations(range(1, size), k) for k in range(size)
         )
         best = min(cost(points, mass, (0, *cut, size), epsilon) for cut in inner)
-        found = bins.optimal(points, mass, epsilon)
+        found = priors.optimal(points, mass, epsilon)
         assert found.loss == pytest.approx(best, rel=1e-9)
         assert (np.diff(found.bin_of) >= 0).all()
-        law = bins.seen(found, np.zeros(1, np.int64), epsilon)[2]
+        law = priors.seen(found, np.zeros(1, np.int64), epsilon)[2]
         assert (law @ found.unbiased(epsilon))[found.bin_of] == pytest.approx(
             found.means[found.bin_of], abs=1e-9
         )
@@ -96,11 +96,11 @@ def test_shares_are_found_again_from_answers():
     points = np.linspace(0, 1, 16)
     truth = np.exp(-((points - 0.3) ** 2) / 0.02)
     truth /= truth.sum()
-    found = bins.optimal(points, np.full(16, 1 / 16), 3.0)
+    found = priors.optimal(points, np.full(16, 1 / 16), 3.0)
     rng = np.random.default_rng(0)
     labels = rng.choice(16, 40_000, p=truth)
-    law = bins.seen(found, np.zeros(1, np.int64), 3.0)[2]
+    law = priors.seen(found, np.zeros(1, np.int64), 3.0)[2]
     said = np.array([rng.choice(found.count, p=law[b]) for b in found.bin_of[labels[:5000]]])
-    mass = bins.estimated([bins.seen(found, said, 3.0)], 16)
+    mass = priors.estimated([priors.seen(found, said, 3.0)], 16)
     got, due = (np.bincount(found.bin_of, m, minlength=found.count) for m in (mass, truth))
     assert np.abs(got - due).max() < 0.05  # about five deviations of a share among 5,000

@@ -16,7 +16,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import mock_permit
-from dpfy.labels import evidence
+from dpfy.labels import method
 from dpfy.labels.questions import (
     HALF_L2,
     BinResponse,
@@ -25,8 +25,8 @@ from dpfy.labels.questions import (
     PriorResponse,
     Projection,
     Response,
+    SealedLabels,
 )
-from dpfy.labels.sealed import SealedLabels
 
 N, K = 20_000, 5
 ALARM = 1e-6
@@ -44,8 +44,8 @@ def prior_response(epsilon):
 
 
 RESPONSES = {
-    "rr": (lambda epsilon: Response(ROWS, epsilon, K), evidence.of_responses),
-    "prior": (prior_response, evidence.of_prior_responses),
+    "rr": (lambda epsilon: Response(ROWS, epsilon, K), method.of_responses),
+    "prior": (prior_response, method.of_prior_responses),
 }
 
 

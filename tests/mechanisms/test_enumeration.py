@@ -15,20 +15,17 @@ import pytest
 from dpfy.core import events
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded, mock_permit
-from dpfy.mechanisms import aggregate, choice, grid, integers, response, smooth, staircase
-from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
+from dpfy.mechanisms import additive, aggregate, choice, grid, integers, local_sensitivity, response
+from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism, Staircase
 from dpfy.mechanisms.aggregate import AggregateMean, AggregateMedian
 from dpfy.mechanisms.candidates import PrivateSelection
 from dpfy.mechanisms.choice import Exponential, NoisyMax, PermuteAndFlip
 from dpfy.mechanisms.discrete import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 from dpfy.mechanisms.grid import Grid, Laid
-from dpfy.mechanisms.histogram import StabilityHistogram
+from dpfy.mechanisms.histogram import StabilityHistogram, as_float, laplace_tail, laplace_threshold
+from dpfy.mechanisms.local_sensitivity import Near, ProposeTestRelease, SmoothQuantile
 from dpfy.mechanisms.response import RandomizedResponseMechanism, UnaryResponse
-from dpfy.mechanisms.smooth import SmoothQuantile
 from dpfy.mechanisms.sparse import SparseVector
-from dpfy.mechanisms.staircase import Staircase
-from dpfy.mechanisms.tails import as_float, laplace_tail, laplace_threshold
-from dpfy.mechanisms.tested import Near, ProposeTestRelease
 
 sys.path.insert(0, str(Path(__file__).parent))
 from enumerated import ONE, Branches, check, hockey_stick
@@ -43,7 +40,7 @@ def branches(monkeypatch):
     for module, names in (
         (integers, ("laplace", "gaussian")),
         (choice, ("choose", "permute_and_flip")),
-        (staircase, ("below", "bernoulli", "geometric")),
+        (additive, ("below", "bernoulli", "geometric")),
         (response, ("coins", "uniform")),
         (aggregate, ("uniform",)),
     ):
@@ -361,7 +358,7 @@ def test_sample_and_aggregate(branches, monkeypatch, kind):
 
 def test_smooth_quantile(branches, monkeypatch):
     for name, value in (("RANGE", 6), ("LEAST", 3)):
-        monkeypatch.setattr(smooth, name, value)
+        monkeypatch.setattr(local_sensitivity, name, value)
     branches.reach = 24
     mechanism = SmoothQuantile(6.0, 0.1, 0.0, 60.0)
     tables = [

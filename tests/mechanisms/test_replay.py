@@ -21,9 +21,9 @@ from dpfy.mechanisms.aggregate import AggregateMean, AggregateMedian
 from dpfy.mechanisms.choice import Exponential, NoisyMax, PermuteAndFlip
 from dpfy.mechanisms.discrete import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 from dpfy.mechanisms.histogram import StabilityHistogram
+from dpfy.mechanisms.local_sensitivity import Near, ProposeTestRelease
 from dpfy.mechanisms.response import RandomizedResponseMechanism, UnaryResponse
 from dpfy.mechanisms.sparse import SparseVector
-from dpfy.mechanisms.tested import Near, ProposeTestRelease
 
 ADD, REPLACE = Adjacency.ADD_OR_REMOVE_ONE, Adjacency.REPLACE_ONE
 UNITS = [math.nan, math.inf, -math.inf, 1e308, -1e308, 0.0, 5e-324, 1.0, -1.0, 0.3, 2.5]

@@ -17,7 +17,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.mechanisms import votes
-from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.exact import Bits
 from dpfy.mechanisms.votes import MOVED, GaussianArgmax, GaussianThreshold, NoisyCounts
 
 SECRET = Randomness.for_tests(5)

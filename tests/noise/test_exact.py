@@ -15,7 +15,7 @@ import torch
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded, mock_permit
-from dpfy.noise import arbitrary_precision, exact, exact_single, gaussian, noise_buffers, terms
+from dpfy.noise import arbitrary_precision, exact, exact_single, gaussian, noise_buffers, schedule
 from dpfy.noise.dense import dense
 from dpfy.noise.schedule import Schedule
 from dpfy.noise.strategy import Identity
@@ -115,7 +115,7 @@ def test_released_bits_are_those_of_real_arithmetic(name, dtype):
         draws = {}
         made: list[list[mpmath.mpf]] = []  # released less the sum, in units
         for step, (out, total, on) in enumerate(zip(seen, given, lattices, strict=True)):
-            step_terms = terms.of(strategy, step)
+            step_terms = schedule.of(strategy, step)
             noise = [mpmath.mpf(0)] * count
             for weight, at in step_terms.draws:
                 if at not in draws:
@@ -439,7 +439,7 @@ def test_no_number_and_no_room():
     assert np.array_equal(found[places], reference[places])
     assert not np.isfinite(found[[3, 5]]).any()
     with pytest.raises(Unsupported, match="coordinates"):
-        exact.lattice(1e4, 1.0, 10**12, torch.float32, terms.of(KNOWN["banded"], 0), 0)
+        exact.lattice(1e4, 1.0, 10**12, torch.float32, schedule.of(KNOWN["banded"], 0), 0)
     blt = stream_of(KNOWN["blt"])
     with pytest.raises(InvalidInput, match="noise state"):
         blt.release(Bounded(good, Bound(l2=0.7)), 3, {}, mock_permit(blt.event, 9))
@@ -460,7 +460,7 @@ def test_the_rounding_of_memory_is_covered():
     is next to nothing.
     """
     for name in ("banded", "banded, scaled", "normalised", "blt"):
-        step_terms = terms.of(KNOWN[name], 5)
+        step_terms = schedule.of(KNOWN[name], 5)
         on = exact.lattice(10.0, 1.0, 124_000_000, torch.float32, step_terms, 5)
         added = on.noise * on.step / 10 - 1
         assert (
@@ -468,5 +468,5 @@ def test_the_rounding_of_memory_is_covered():
             <= added
             <= 2.0**-10
         )
-    on = exact.lattice(1.3, 0.7, 9, torch.float32, terms.of(Identity(), 0), 0)
+    on = exact.lattice(1.3, 0.7, 9, torch.float32, schedule.of(Identity(), 0), 0)
     assert Fraction(on.noise) * Fraction(on.step) >= Fraction(1.3) * Fraction(0.7)

@@ -24,9 +24,8 @@ from dpfy.noise.dense import dense
 from dpfy.noise.gaussian import dtype_of
 from dpfy.noise.lattice import FINENESS, LOST, Lattice, lay_, with_rounding
 from dpfy.noise.schedule import Schedule
-from dpfy.noise.shard import Shard
 from dpfy.noise.strategy import Grads, Identity, Strategy
-from dpfy.noise.stream import NoiseStream
+from dpfy.noise.stream import NoiseStream, Shard
 from dpfy.noise.toeplitz import (
     Banded,
     Blt,

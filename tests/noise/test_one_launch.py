@@ -20,9 +20,8 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.noise import chacha, gaussian
 from dpfy.noise.schedule import Schedule
-from dpfy.noise.shard import Shard
 from dpfy.noise.strategy import Grads, Identity, State
-from dpfy.noise.stream import NoiseStream
+from dpfy.noise.stream import NoiseStream, Shard
 from dpfy.noise.toeplitz import (
     Banded,
     Blt,

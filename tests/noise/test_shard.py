@@ -11,9 +11,8 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.noise import gaussian
 from dpfy.noise.coordinate_slice import CoordinateSlice
-from dpfy.noise.shard import Shard
 from dpfy.noise.strategy import Identity
-from dpfy.noise.stream import NoiseStream
+from dpfy.noise.stream import NoiseStream, Shard
 from dpfy.noise.toeplitz import (
     Banded,
     Blt,

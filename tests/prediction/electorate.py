@@ -7,7 +7,7 @@ import numpy as np
 from dpfy.core.errors import BudgetExceeded
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import mock_permit
-from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.exact import Bits
 from dpfy.prediction.voters import LinearVoters, class_means, shards
 
 SECRET = Randomness.for_tests(11)

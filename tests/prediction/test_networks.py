@@ -21,8 +21,7 @@ from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.models.config import ModelConfig
 from dpfy.prediction import PrivatePredictor, plan
 from dpfy.prediction.networks import NetworkTraining, NetworkVoters, _by_voter, teach_networks
-from dpfy.prediction.teaching import network_training
-from dpfy.prediction.voters import load_voters, shards
+from dpfy.prediction.voters import load_voters, network_training, shards
 from dpfy.runs.run import Run
 
 X, Y = records(120, seed=3)

@@ -23,10 +23,8 @@ from dpfy.accounting.filters import RenyiFilter
 from dpfy.core.errors import BudgetExceeded, Busy, Corrupt, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.prediction import predictor as predictors
-from dpfy.prediction import reserved_steps
 from dpfy.prediction.claim import AnswersClaim
-from dpfy.prediction.predictor import PrivatePredictor
-from dpfy.prediction.reserved_steps import ReservedSteps
+from dpfy.prediction.predictor import PrivatePredictor, ReservedSteps
 from dpfy.runs.mark import ANSWERED, SPENT
 from dpfy.runs.run import Run
 
@@ -78,7 +76,7 @@ def test_the_bill_is_durable_before_noise_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    real = reserved_steps.source
+    real = predictors.source
 
     def watched(event, permit, randomness, step):
         seen.append(
@@ -90,7 +88,7 @@ def test_the_bill_is_durable_before_noise_is_drawn(
         )
         return real(event, permit, randomness, step)
 
-    monkeypatch.setattr(reserved_steps, "source", watched)
+    monkeypatch.setattr(predictors, "source", watched)
     with opened(tmp_path / "run") as predictor:
         predictor.answer_all(QUESTIONS[:20])
     assert [step for step, _, _ in seen] == list(range(20))
@@ -106,11 +104,11 @@ def test_a_write_that_fails_gives_no_answer(
             raise OSError(28, "No space left on device")
 
         drawn: list[int] = []
-        real = reserved_steps.source
+        real = predictors.source
         monkeypatch.setattr(
-            reserved_steps, "source", lambda *given: (drawn.append(given[-1]), real(*given))[1]
+            predictors, "source", lambda *given: (drawn.append(given[-1]), real(*given))[1]
         )
-        monkeypatch.setattr(reserved_steps, "write_atomically", full)
+        monkeypatch.setattr(predictors, "write_atomically", full)
         with pytest.raises(OSError, match="No space"):
             predictor.answer(QUESTIONS[0])
         assert not drawn
@@ -135,9 +133,9 @@ def test_no_address_of_noise_is_used_twice_over_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[int] = []
-    real = reserved_steps.source
+    real = predictors.source
     monkeypatch.setattr(
-        reserved_steps, "source", lambda *given: (steps.append(given[-1]), real(*given))[1]
+        predictors, "source", lambda *given: (steps.append(given[-1]), real(*given))[1]
     )
     for k in range(5):
         with opened(tmp_path / "run", resume=bool(k), block=4) as predictor:
@@ -177,8 +175,8 @@ def dies_at(module: object, name: str, at: int, run: Path, rows: np.ndarray) -> 
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (reserved_steps, "write_atomically"),
-        (reserved_steps, "source"),
+        (predictors, "write_atomically"),
+        (predictors, "source"),
         (predictors, "Prediction"),
         (predictors.AnswerCache, "put"),
         (os, "fsync"),

@@ -21,10 +21,9 @@ from electorate import records, voters
 
 import dpfy
 from dpfy.core.errors import InvalidInput
-from dpfy.prediction.access import Access
 from dpfy.prediction.claim import AnswersClaim
 from dpfy.prediction.predictor import PrivatePredictor
-from dpfy.prediction.service import MOST_BODY, MOST_INPUTS, application
+from dpfy.prediction.service import MOST_BODY, MOST_INPUTS, Access, application
 from dpfy.runs.mark import SPENT
 from dpfy.runs.run import Run
 

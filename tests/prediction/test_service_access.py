@@ -31,9 +31,8 @@ from electorate import voters
 import dpfy
 from dpfy.core import web
 from dpfy.core.errors import InvalidInput
-from dpfy.prediction import access
-from dpfy.prediction.access import Access
-from dpfy.prediction.service import MOST_BODY
+from dpfy.prediction import service
+from dpfy.prediction.service import MOST_BODY, Access
 from dpfy.runs.mark import SPENT
 
 pytest.importorskip("starlette")
@@ -65,10 +64,10 @@ class Server:
             "0",
         ]
         env = os.environ | {"PYTHONPATH": str(Path(dpfy.__file__).parents[1])}
-        env.pop(access.VARIABLE, None)
+        env.pop(service.VARIABLE, None)
         with self.err.open("w") as err:
             flags = ("--answers", "50", "--epsilon", "20", *flags)
-            env |= {access.VARIABLE: token} if token else {}
+            env |= {service.VARIABLE: token} if token else {}
             self.process = subprocess.Popen(
                 [*command, *flags], stdout=subprocess.PIPE, stderr=err, text=True, env=env
             )
@@ -409,8 +408,8 @@ def test_slow_clients_are_cut_off_and_others_are_served(monkeypatch, tmp_path):
     """
     from dpfy.prediction import service
 
-    monkeypatch.setattr(access, "SILENT", 1.0)
-    monkeypatch.setattr(access, "CONNECTIONS", 12)
+    monkeypatch.setattr(service, "SILENT", 1.0)
+    monkeypatch.setattr(service, "CONNECTIONS", 12)
 
     class Quick:
         claim = None
@@ -478,14 +477,14 @@ def test_slow_clients_are_cut_off_and_others_are_served(monkeypatch, tmp_path):
 def test_what_is_no_token_is_refused_and_not_repeated(token, tmp_path, monkeypatch):
     (tmp_path / "token").write_text(token)
     with pytest.raises(InvalidInput) as refused:
-        access.given_token(tmp_path / "token")
+        service.given_token(tmp_path / "token")
     assert len(token) < 5 or token not in str(refused.value)
     with pytest.raises(InvalidInput):
         Access(token=token)
     if token:
-        monkeypatch.setenv(access.VARIABLE, token)
+        monkeypatch.setenv(service.VARIABLE, token)
         with pytest.raises(InvalidInput):
-            access.given_token(None)
+            service.given_token(None)
 
 
 def test_tokens_are_new_each_time_and_hidden():

@@ -15,8 +15,7 @@ from electorate import SECRET, records, voters
 
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.randomness import Randomness
-from dpfy.prediction.teaching import teach
-from dpfy.prediction.voters import LinearVoters, class_means, ridge, shards, tally
+from dpfy.prediction.voters import LinearVoters, class_means, ridge, shards, tally, teach
 
 X, Y = records(200, seed=8)
 ASKED = records(25, seed=9)[0]

@@ -462,7 +462,7 @@ def attach(run, text):
 def test_an_audit_made_later_is_shown(made, tmp_path):
     import shutil
 
-    from dpfy.report.publish import publish
+    from dpfy.report.compare import publish
 
     run = shutil.copytree(made("dp-sgd"), tmp_path / "run")
     audit = {
@@ -482,7 +482,7 @@ def test_an_audit_made_later_is_shown(made, tmp_path):
 def test_an_audit_that_contradicts_the_claim_is_an_alarm(made, tmp_path):
     import shutil
 
-    from dpfy.report.publish import publish
+    from dpfy.report.compare import publish
 
     run = shutil.copytree(made("dp-sgd"), tmp_path / "run")
     attach(run, json.dumps({"epsilon_lower": 50.0}))
@@ -513,13 +513,13 @@ GUIDE = {
 
 
 def test_deployments_are_stated_as_the_guide_states_them():
-    from dpfy.report.deployments import ROWS, UNSTATED
+    from dpfy.report.html_page import NOT_STATED, ROWS
 
     assert {row["who"] for row in ROWS} == set(GUIDE)
     for row in ROWS:
         said = set(re.findall(r"[\w.]+", GUIDE[row["who"]].lower()))
         for field in ("what", "epsilon", "unit", "adjacency"):
-            if row[field] != UNSTATED:
+            if row[field] != NOT_STATED:
                 words = set(re.findall(r"[\w.]+", row[field].lower())) - {
                     "one",
                     "of",
@@ -529,4 +529,4 @@ def test_deployments_are_stated_as_the_guide_states_them():
                     "no",
                 }
                 assert words <= said, (row["who"], field, words - said)
-        assert (row["adjacency"] == UNSTATED) == ("adjacency" not in said)
+        assert (row["adjacency"] == NOT_STATED) == ("adjacency" not in said)

@@ -15,7 +15,7 @@ import pytest
 from dpfy.cli import app as command
 from dpfy.core.errors import Corrupt, DpfyError
 from dpfy.core.ledger import Ledger
-from dpfy.report import compare, publish, signature
+from dpfy.report import compare, signature
 from dpfy.report.verify import verify
 from dpfy.training.run import load_plan
 
@@ -158,7 +158,7 @@ def looked_at(run: Path) -> list[str]:
     wrong = []
     for look in (
         lambda: Ledger.read(run / "ledger.jsonl"), lambda: Ledger.open(run / "ledger.jsonl").event(), lambda: load_plan(run),  # noqa: E501
-        lambda: publish.publish(run, "html"), lambda: publish.publish(run, "md"), lambda: compare.compare([run, run / "privacy.json"]),  # noqa: E501
+        lambda: compare.publish(run, "html"), lambda: compare.publish(run, "md"), lambda: compare.compare([run, run / "privacy.json"]),  # noqa: E501
         lambda: verify(run / "privacy.json"), lambda: signature.of_run(run),
     ):  # fmt: skip
         try:
@@ -265,11 +265,11 @@ def test_names_cannot_break_out_of_the_markdown_page(whole, tmp_path):
     card["provenance"]["engine"] = evil
     card["guarantee"]["accountant"] = 'tight"\nevil: true'.replace("\n", " ")
     forge.reseal(run, card)
-    text = publish.publish(run, "md").text
+    text = compare.publish(run, "md").text
     assert "<img" not in text.replace("\\<img", "")
     assert "[ok]" not in text
     assert "**verified**" not in text
-    assert "<img" not in publish.publish(run, "html").text
+    assert "<img" not in compare.publish(run, "html").text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert all(line.replace("\\|", "").count("|") == 3 for line in rows)
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from dpfy.cli import app
-from dpfy.report.publish import publish
+from dpfy.report.compare import publish
 from dpfy.report.verify import verify
 from dpfy_lab.studies import STUDIES, study
 from dpfy_lab.studies.study import Options, stored

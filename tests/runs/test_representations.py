@@ -23,8 +23,7 @@ from dpfy.data import owners, records, split, users
 from dpfy.data.lazy import LazyRecords
 from dpfy.estimators import columns as features
 from dpfy.estimators import records as encoded
-from dpfy.estimators.files import FileTable
-from dpfy.estimators.given import HeldTable
+from dpfy.estimators.given import FileTable, HeldTable
 from dpfy.runs.dataset import Dataset
 from dpfy.tables.columns import Category, Number
 from dpfy.tables.sources import TableFile

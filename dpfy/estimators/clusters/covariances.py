@@ -17,7 +17,7 @@ import math
 import numpy as np
 
 from dpfy.core.errors import Unsupported
-from dpfy.estimators.clusters.points import Floats, on_grid
+from dpfy.estimators.clusters.summary import Floats, on_grid
 
 MOST = 64
 """Columns of a full covariance."""

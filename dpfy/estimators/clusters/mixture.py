@@ -25,8 +25,18 @@ from dpfy.core import check
 from dpfy.core.values import Bound
 from dpfy.estimators.budget import ReleaseNeed
 from dpfy.estimators.clusters import covariances, summary
-from dpfy.estimators.clusters.points import SAFE, Ball, Floats, Points, on_grid, shortened, summed
-from dpfy.estimators.clusters.summary import NoisyCentres, centres_of, levels
+from dpfy.estimators.clusters.summary import (
+    SAFE,
+    Ball,
+    Floats,
+    NoisyCentres,
+    Points,
+    centres_of,
+    levels,
+    on_grid,
+    shortened,
+    summed,
+)
 from dpfy.estimators.columns import refuse_categories
 from dpfy.estimators.estimator import PrivateEstimator, PublicFacts
 from dpfy.estimators.explanation import Explanation

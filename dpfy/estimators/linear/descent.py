@@ -31,13 +31,13 @@ import numpy as np
 from dpfy.estimators.budget import ReleaseNeed
 from dpfy.estimators.fitting import FitSession
 from dpfy.estimators.linear.design import BITS, RowLayout, unit_rows
-from dpfy.estimators.linear.losses import ScoreLoss
 from dpfy.estimators.linear.solver import (
     UNIT,
     Floats,
     LinearProblem,
     LinearSolution,
     LinearTask,
+    ScoreLoss,
     Solver,
 )
 from dpfy.estimators.persons import MOST_SHORTENED

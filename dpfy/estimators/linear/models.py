@@ -26,16 +26,21 @@ from dpfy.estimators.explanation import Explanation
 from dpfy.estimators.fitting import FitSession
 from dpfy.estimators.linear.descent import GradientDescentSolver
 from dpfy.estimators.linear.design import RowLayout
-from dpfy.estimators.linear.losses import (
+from dpfy.estimators.linear.solver import (
+    WAY_OUT,
+    FunctionalSolver,
     HuberHingeLoss,
     HuberLoss,
+    LinearTask,
     LogisticLoss,
     PoissonLoss,
     ScoreLoss,
+    SecondMomentSolver,
     SoftmaxLoss,
+    Solver,
+    norm_needs,
+    problem_of,
 )
-from dpfy.estimators.linear.quadratic import FunctionalSolver, SecondMomentSolver
-from dpfy.estimators.linear.solver import WAY_OUT, LinearTask, Solver, norm_needs, problem_of
 from dpfy.estimators.records import EncodedRecords
 from dpfy.estimators.target import ClassTarget, NumberTarget, Target
 

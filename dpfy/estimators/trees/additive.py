@@ -35,9 +35,9 @@ from dpfy.estimators.trees.cells import (
     counted_cells,
     grouped,
 )
+from dpfy.estimators.trees.leaves import TridiagonalPrecision, deviation, likeliest, smooth
 from dpfy.estimators.trees.residuals import RESIDUAL_BITS, InitialScores, Residuals
 from dpfy.estimators.trees.shapes import ShapeFunction, ShapeFunctions, score_names
-from dpfy.estimators.trees.smoothing import TridiagonalPrecision, deviation, likeliest, smooth
 
 Floats = NDArray[np.float64]
 

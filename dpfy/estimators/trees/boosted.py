@@ -25,8 +25,7 @@ from dpfy.estimators.explanation import Explanation
 from dpfy.estimators.fitting import FitSession
 from dpfy.estimators.records import WEIGHT_BITS, EncodedRecords
 from dpfy.estimators.trees import residuals
-from dpfy.estimators.trees.cells import cells, cells_again
-from dpfy.estimators.trees.growing import Trees, grown, importance
+from dpfy.estimators.trees.cells import Trees, cells, cells_again, grown, importance
 from dpfy.estimators.trees.leaves import LEAVES, MOST_DEPTH
 from dpfy.estimators.trees.residuals import RESIDUAL_BITS, SCORE_BITS
 

@@ -31,8 +31,7 @@ from dpfy.estimators.records import EncodedRecords
 from dpfy.estimators.target import ClassTarget
 from dpfy.estimators.trees import leaves, residuals
 from dpfy.estimators.trees.cells import FeatureBins, Places, cells, cells_again
-from dpfy.estimators.trees.leaves import BITS, LEAVES, MOST_DEPTH, SMALL
-from dpfy.estimators.trees.smoothing import TridiagonalPrecision
+from dpfy.estimators.trees.leaves import BITS, LEAVES, MOST_DEPTH, SMALL, TridiagonalPrecision
 
 Floats = NDArray[np.float64]
 

@@ -13,7 +13,7 @@ from dpfy.accounting import calibrate
 from dpfy.core import check, events
 from dpfy.core.errors import Unsupported
 from dpfy.core.unit import Adjacency
-from dpfy.federated.clients import CLIENT
+from dpfy.federated.recipes import CLIENT
 from dpfy.federated.shares.scheme import SharingScheme
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.shares import DISCRETE, FINEST, Shares

@@ -21,8 +21,7 @@ from dpfy.core.values import Bounded
 from dpfy.federated.cohort import Cohort, Tally
 from dpfy.federated.rounds import ClientNumbers, PrivateRounds
 from dpfy.federated.shares.aggregator import SecureSum, TrustedSum
-from dpfy.federated.shares.rotation import Array
-from dpfy.federated.shares.scheme import Message, SharingScheme
+from dpfy.federated.shares.scheme import Array, Message, SharingScheme
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engine import Grads, zeros
 from dpfy.noise.shares import Shares

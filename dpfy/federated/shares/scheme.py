@@ -8,13 +8,28 @@ The server, and whoever sees its messages, learns the sum alone: secure aggregat
 The sum is protected by the shares of all honest clients together; what follows it is
 post-processing. That goes for the wrap-around at 2^bits too: it costs accuracy and never privacy.
 `SharingScheme.overflow` bounds its probability.
+
+A random rotation that everybody knows: vectors whose length sits in few coordinates come out
+spread over all of them.
+
+Coordinates of a rotated vector are about equally large, so that few bits are enough for each, and a
+sum seldom leaves its range. Nothing about privacy depends on it: the length that is billed is
+measured after it, on integers.
+
+Real vectors to whole ones: rounded up or down by chance, again and again until the result is no
+longer than is billed.
+
+What makes the bill right is the last comparison alone, on integers: a vector that is longer than
+`squared` allows never leaves.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,12 +38,104 @@ from numpy.typing import NDArray
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
-from dpfy.federated.shares import rounding
-from dpfy.federated.shares.rotation import Array, Rotation
 from dpfy.mechanisms import integers
-from dpfy.mechanisms.bits import Bits
-from dpfy.mechanisms.skellam import skellam
-from dpfy.noise.shares import SKELLAM, Shares
+from dpfy.mechanisms.discrete import skellam
+from dpfy.mechanisms.exact import Bits
+from dpfy.noise.shares import SKELLAM, Shares, padded
+
+Array = NDArray[np.float64]
+
+RADIX = 32
+"""Coordinates that one small matrix mixes."""
+
+
+@lru_cache(maxsize=16)
+def _matrix(size: int) -> Array:
+    rows = np.arange(size)
+    signs = np.array([[bin(i & j).count("1") & 1 for j in rows] for i in rows])
+    return (1.0 - 2.0 * signs) / np.sqrt(size)
+
+
+def hadamard(rows: Array) -> Array:
+    """The Walsh-Hadamard transform of the last axis, a power of two long, divided by the root of
+    its length: its own inverse.
+    """
+    size, width = rows.shape[-1], 1
+    out = rows.reshape(-1, size)
+    while width < size:
+        block = min(RADIX, size // width)
+        out = (
+            np.matmul(_matrix(block), out.reshape(-1, block, width))
+            if width > 1
+            else out.reshape(-1, block) @ _matrix(block)
+        )
+        width *= block
+    return out.reshape(rows.shape)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Random signs and then a Hadamard transform, for one round: a function of a public seed.
+    Vectors are padded with zeros.
+    """
+
+    seed: int
+    round: int
+    dimension: int
+
+    def signs(self) -> Array:
+        """+1 or -1 for each coordinate of a padded vector."""
+        key = hashlib.blake2b(
+            f"rotation {self.seed} of round {self.round}".encode(), digest_size=16
+        ).digest()
+        drawn = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).integers(
+            0, 2, padded(self.dimension), dtype=np.int8
+        )
+        return 1.0 - 2.0 * drawn.astype(np.float64)
+
+    def forward(self, rows: Array) -> Array:
+        """Vectors, one a row, rotated."""
+        wide = np.zeros((*rows.shape[:-1], padded(self.dimension)))
+        wide[..., : self.dimension] = rows
+        return hadamard(wide * self.signs())
+
+    def inverse(self, rows: Array) -> Array:
+        """Rotated vectors as they were."""
+        return np.asarray((hadamard(rows) * self.signs())[..., : self.dimension])
+
+
+TRIES = 64
+"""After so many results that are too long the vector is rounded towards zero, which makes it no
+longer.
+"""
+
+
+def rounded(values: NDArray[np.float64], squared: int, bits: Bits) -> NDArray[np.int64]:
+    """A whole vector near `values`, whose squared length is at most `squared`.
+
+    Guarantees: the length, whatever the values; what is not finite, or cannot be made short enough,
+    becomes zero.
+    """
+    with np.errstate(all="ignore"):
+        if not np.dot(values, values) <= squared * (
+            1 + 1e-9
+        ):  # not if not a number; from here on nothing leaves 64 bits
+            return np.zeros(len(values), np.int64)
+    below = np.floor(values)
+    share = values - below
+    for _ in range(TRIES):
+        coins = (bits.words(len(values)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        whole = (below + (coins < share)).astype(np.int64)
+        if length(whole) <= squared:
+            return whole
+    whole = np.trunc(values).astype(np.int64)
+    return whole if length(whole) <= squared else np.zeros(len(values), np.int64)
+
+
+def length(whole: NDArray[np.int64]) -> int:
+    """The squared length of a whole vector, exactly."""
+    return int(np.dot(whole, whole))
+
 
 Message = NDArray[np.uint64]
 """Whole numbers from 0 to below 2^bits: what a client sends."""
@@ -115,7 +222,7 @@ class SharingScheme:
             norm = float(np.linalg.norm(flat))
             flat = flat * min(1.0, self.clip / norm) if 0 < norm < math.inf else np.zeros(size)
         rotated = self._rotation(round).forward(flat) / self.step
-        return rounding.rounded(
+        return rounded(
             rotated, self.shares.squared, self._bits("rounding", randomness, client, round)
         )
 

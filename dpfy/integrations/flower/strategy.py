@@ -18,9 +18,8 @@ from dpfy.federated.cohort import Cohort
 from dpfy.federated.rounds import PrivateRounds
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engine import trainable
-from dpfy.integrations.flower import wire
-from dpfy.integrations.flower.population import ClientPopulation, exchange
-from dpfy.integrations.flower.replies import Replies, RoundReport
+from dpfy.integrations.flower import mods
+from dpfy.integrations.flower.replies import ClientPopulation, Replies, RoundReport, exchange
 from dpfy.noise.shares import Shares
 from dpfy.plan.claim import ForeignBatches
 from dpfy.plan.recipe import Plan
@@ -165,7 +164,7 @@ class PrivateFedAvg(Strategy):
 
         def content() -> RecordDict:
             return RecordDict(
-                {wire.ARRAYS: arrays, "config": config, wire.TERMS: self._terms(rounds, cohort)}
+                {mods.ARRAYS: arrays, "config": config, mods.TERMS: self._terms(rounds, cohort)}
             )  # type: ignore[dict-item]
 
         if self._protocol is not None:
@@ -251,7 +250,7 @@ class PrivateFedAvg(Strategy):
         clip = rounds.clip
         names = list(trainable(rounds.model))
         return ConfigRecord(
-            {wire.CLIP: clip.norm if isinstance(clip, FlatClip) else 0.0, wire.TRAINED: names}
+            {mods.CLIP: clip.norm if isinstance(clip, FlatClip) else 0.0, mods.TRAINED: names}
         )
 
     def _place(self) -> Run:

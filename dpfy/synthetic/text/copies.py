@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpfy.audit import exposure
+from dpfy.audit import bounds
 from dpfy.audit.verdict import LowerBound
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
@@ -192,5 +192,5 @@ class Canaries:
                 .numpy()
             )
         model.train(was)
-        ranks = exposure.ranks(np.stack(losses), self.chosen)
-        return exposure.from_ranks(ranks, len(self.candidates[0]), delta=delta)
+        ranks = bounds.ranks(np.stack(losses), self.chosen)
+        return bounds.from_ranks(ranks, len(self.candidates[0]), delta=delta)

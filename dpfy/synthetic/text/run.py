@@ -22,9 +22,8 @@ from dpfy.data.split import uncounted
 from dpfy.gradients.engine import per_user
 from dpfy.plan.recipe import Plan, dpsgd
 from dpfy.runs.dataset import Dataset
-from dpfy.runs.progress import Progress, quiet
 from dpfy.runs.released import Released
-from dpfy.runs.run import Run
+from dpfy.runs.run import Progress, Run, quiet
 from dpfy.synthetic.run import seeded
 from dpfy.synthetic.text.claim import FACTS, TEXTS, GeneratedText
 from dpfy.synthetic.text.tokens import (

@@ -22,8 +22,7 @@ from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Engine, Grads, zeros
 from dpfy.isolation.check import IsolationCheck
 from dpfy.noise.gaussian import dtype_of
-from dpfy.noise.shard import Shard
-from dpfy.noise.stream import NoiseStream
+from dpfy.noise.stream import NoiseStream, Shard
 from dpfy.training.integrity import checkpoint
 from dpfy.training.integrity.checkpoint import Snapshot
 from dpfy.training.integrity.guard import checksum

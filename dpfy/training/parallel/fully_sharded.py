@@ -24,8 +24,7 @@ from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.isolation.check import IsolationCheck
 from dpfy.isolation.schedule import CheckLevel
 from dpfy.noise.coordinate_slice import CoordinateSlice
-from dpfy.noise.shard import Shard
-from dpfy.noise.stream import NoiseStream
+from dpfy.noise.stream import NoiseStream, Shard
 from dpfy.training.parallel.data_parallel import SingleDevice
 from dpfy.training.parallel.dtensor import local, spread_like
 

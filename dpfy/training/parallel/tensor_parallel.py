@@ -30,8 +30,7 @@ from dpfy.gradients.per_example.clipped_sum import ShardedNorms
 from dpfy.isolation.check import IsolationCheck
 from dpfy.noise.coordinate_slice import CoordinateSlice
 from dpfy.noise.gaussian import dtype_of
-from dpfy.noise.shard import Shard
-from dpfy.noise.stream import NoiseStream
+from dpfy.noise.stream import NoiseStream, Shard
 from dpfy.training.integrity.guard import checksum
 from dpfy.training.integrity.state import generators, set_generators
 from dpfy.training.parallel.data_parallel import SingleDevice

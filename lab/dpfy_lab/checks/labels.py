@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpfy.audit.intervals import log_ratio
+from dpfy.audit.bounds import log_ratio
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import mock_permit
 from dpfy.labels.audit import CLASSES, METHODS, Asked, answered, coins, log_likelihoods
 from dpfy.labels.claim import PATE_FM, PROJECTION
 from dpfy.labels.method import LabelMethod
-from dpfy.labels.questions import PriorResponse
-from dpfy.labels.sealed import SealedLabels, Values
+from dpfy.labels.questions import PriorResponse, SealedLabels, Values
 from dpfy_lab.selftest.mistake import Found, check
 
 RECORDS, FEW, EPSILON = 12_000, 300, 1.0

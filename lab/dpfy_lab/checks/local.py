@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.audit.intervals import log_ratio
+from dpfy.audit.bounds import log_ratio
 from dpfy.core.randomness import Randomness
 from dpfy.local.frequencies import (
     PRIME,
@@ -24,7 +24,7 @@ from dpfy.local.frequencies import (
 )
 from dpfy.local.means import DuchiMean, LaplaceMean, PrivUnit
 from dpfy.local.protocol import Protocol, Rows
-from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.exact import Bits
 from dpfy_lab.selftest.mistake import Found, check
 
 Outcomes = NDArray[np.int64]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dpfy.core.errors import InvalidInput
-from dpfy.federated.clients import CLIENT
+from dpfy.federated.recipes import CLIENT
 from dpfy.federated.rounds import PrivateRounds
 from dpfy.plan.recipe import dpsgd
 from dpfy.runs.run import Run

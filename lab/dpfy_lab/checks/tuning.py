@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dpfy import accounting
-from dpfy.audit.intervals import log_ratio
+from dpfy.audit.bounds import log_ratio
 from dpfy.core import events
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency, user_unit

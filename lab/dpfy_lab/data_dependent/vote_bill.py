@@ -28,7 +28,7 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bounded, Permit
 from dpfy.mechanisms.additive import GaussianMechanism
-from dpfy.mechanisms.tails import gaussian_tail
+from dpfy.mechanisms.histogram import gaussian_tail
 from dpfy.prediction.claim import VoteClaim, VotesRelease
 from dpfy.report import card
 from dpfy.runs.folder import RunFolder, complete

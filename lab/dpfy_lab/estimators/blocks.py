@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from dpfy.core.values import Bound
 from dpfy.estimators.budget import FitTerms, ReleaseNeed
-from dpfy.estimators.clusters import points as grid
-from dpfy.estimators.clusters.points import Ball, Points
-from dpfy.estimators.clusters.summary import NoisyCentres, weighted_kmeans
+from dpfy.estimators.clusters import summary as grid
+from dpfy.estimators.clusters.summary import Ball, NoisyCentres, Points, weighted_kmeans
 from dpfy.estimators.fitting import FitSession
 
 BLOCKS = "blocks"

@@ -36,13 +36,14 @@ from dpfy.estimators.budget import FitTerms, ReleaseNeed
 from dpfy.estimators.claim import ProofCondition
 from dpfy.estimators.fitting import TERM, FitSession, fixed
 from dpfy.estimators.linear.design import Design
-from dpfy.estimators.linear.losses import ScoreLoss, SoftmaxLoss
 from dpfy.estimators.linear.solver import (
     WAY_OUT,
     Floats,
     LinearProblem,
     LinearSolution,
     LinearTask,
+    ScoreLoss,
+    SoftmaxLoss,
     Solver,
 )
 from dpfy.estimators.records import parts

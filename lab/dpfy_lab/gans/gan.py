@@ -34,8 +34,7 @@ from torch.nn import functional
 from dpfy.core import storage
 from dpfy.core.errors import InvalidInput
 from dpfy.plan.recipe import Plan, dpsgd
-from dpfy.runs.progress import Progress
-from dpfy.runs.run import Run
+from dpfy.runs.run import Progress, Run
 from dpfy.synthetic.claim import FACTS, TABLE
 from dpfy.synthetic.counts import encoded
 from dpfy.synthetic.domain import Domain

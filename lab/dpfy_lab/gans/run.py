@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfy.core.errors import InvalidInput
-from dpfy.runs.progress import Progress
-from dpfy.runs.run import Run
+from dpfy.runs.run import Progress, Run
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
 from dpfy.synthetic.run import one_thread

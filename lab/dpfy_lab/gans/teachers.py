@@ -36,8 +36,7 @@ from dpfy.core.values import Bound, Bounded, Permit
 from dpfy.prediction.voters import shards
 from dpfy.report import card
 from dpfy.runs.folder import RunFolder, complete
-from dpfy.runs.progress import Progress, quiet
-from dpfy.runs.run import Run
+from dpfy.runs.run import Progress, Run, quiet
 from dpfy.synthetic.claim import FACTS, TABLE
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.counts import encoded

@@ -31,8 +31,8 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.unit import Unit
 from dpfy.local.claim import DeviceClaim
 from dpfy.local.means import fractions
-from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.choice import choose
+from dpfy.mechanisms.exact import Bits
 from dpfy.mechanisms.mechanism import source
 from dpfy.report import card
 from dpfy.runs.folder import RunFolder, complete

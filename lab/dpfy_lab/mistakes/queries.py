@@ -13,7 +13,7 @@ import numpy as np
 from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import mock_permit
-from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.exact import Bits
 from dpfy_lab.checks.queries import BILLED, NOISE, ORDER, REPLAYED
 from dpfy_lab.selftest.mistake import mistake
 from dpfy_lab.selftest.patch import Patch

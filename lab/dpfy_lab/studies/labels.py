@@ -22,9 +22,8 @@ from dpfy.data.config import DataConfig
 from dpfy.data.source import load
 from dpfy.labels.claim import PROJECTION, RR
 from dpfy.labels.fitting import images, run_fit
-from dpfy.labels.learners import KernelLearner
+from dpfy.labels.learners import KernelLearner, KernelModel, SelfTrainingRules
 from dpfy.labels.method import LabelMethod
-from dpfy.labels.self_training import KernelModel, SelfTrainingRules
 from dpfy.runs.run import Run
 from dpfy_lab.studies import images as whole_records
 from dpfy_lab.studies import labels_sweep

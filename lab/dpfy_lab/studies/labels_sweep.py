@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpfy.labels import self_training
+from dpfy.labels import learners
 from dpfy.labels.claim import PROJECTION
 from dpfy.labels.kernel import KernelSettings, PreparedFeatures
+from dpfy.labels.learners import WHITENING, KernelModel, SelfTrainingRules
 from dpfy.labels.method import LabelMethod
 from dpfy.labels.questions import HALF_L2
-from dpfy.labels.self_training import WHITENING, KernelModel, SelfTrainingRules
 from dpfy_lab.studies.page import Table
 from dpfy_lab.studies.study import Cell, Results
 
@@ -133,7 +133,7 @@ def learnt(
         count, classes, generator=torch.Generator().manual_seed(seed)
     )
     model = KernelModel(known.public, count, classes, choice.whitening)
-    return self_training.learn(model, known, matrix, released, (deviation, choice.rules))
+    return learners.learn(model, known, matrix, released, (deviation, choice.rules))
 
 
 @dataclass(frozen=True)

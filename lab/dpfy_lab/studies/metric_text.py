@@ -16,7 +16,7 @@ import numpy as np
 
 from dpfy.core.files import DataFolder
 from dpfy.core.randomness import Randomness
-from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.exact import Bits
 from dpfy_lab.metric_text.embedding import Embedding
 from dpfy_lab.metric_text.words import CHOICE, NOISE, MetricWords
 from dpfy_lab.studies import figures

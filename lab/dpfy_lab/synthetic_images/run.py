@@ -20,8 +20,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency
 from dpfy.report import card
 from dpfy.runs.folder import RunFolder, complete
-from dpfy.runs.progress import Progress, quiet
-from dpfy.runs.run import Run
+from dpfy.runs.run import Progress, Run, quiet
 from dpfy.synthetic.run import one_thread
 from dpfy_lab.synthetic_images import stages
 from dpfy_lab.synthetic_images.claim import FACTS, IMAGES, MEASUREMENTS, SHEET, ImageSynthesis

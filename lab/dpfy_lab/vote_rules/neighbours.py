@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.values import Bounded
-from dpfy.mechanisms.bits import Bits
-from dpfy.mechanisms.exact import coins
+from dpfy.mechanisms.exact import Bits, coins
 from dpfy.prediction.rules import Ask, moved
 from dpfy.prediction.voters import fixed, tally
 

@@ -15,8 +15,8 @@ from dpfy.core.errors import InvalidInput
 from dpfy.mechanisms import integers
 from dpfy.mechanisms.additive import GaussianMechanism
 from dpfy.mechanisms.choice import Exponential, NoisyMax
+from dpfy.mechanisms.histogram import laplace_threshold
 from dpfy.mechanisms.mechanism import drawable
-from dpfy.mechanisms.tails import laplace_threshold
 from dpfy.mechanisms.votes import counted
 from dpfy.prediction.rules import (
     ANSWER,

@@ -30,8 +30,7 @@ from scipy.optimize import minimize
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bound, Bounded
-from dpfy.mechanisms.bits import Bits
-from dpfy.mechanisms.exact import coins
+from dpfy.mechanisms.exact import Bits, coins
 from dpfy.prediction.rules import Ask
 
 TOLERANCE = 1e-3

@@ -28,7 +28,7 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import mock_permit
 from dpfy.mechanisms import integers
-from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.exact import Bits
 from dpfy.prediction import GraphTeachers, SemiSupervised, StudentAnswersClaim, plan, train_student
 from dpfy.prediction.claim import AnswersClaim
 from dpfy.runs.folder import RunFolder

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpfy.estimators import KMeans
-from dpfy.estimators.clusters import points
+from dpfy.estimators.clusters import summary
 from dpfy_lab.estimators import blocks
 
 
@@ -14,10 +14,10 @@ def _in_ball(count: int, dimensions: int) -> np.ndarray:
     """Points of the unit ball on the grid, many of them at its edge."""
     rng = np.random.default_rng(2)
     rows = rng.normal(size=(count, dimensions))
-    rows *= (points.SAFE * np.minimum(1.0, 2 * rng.random(count)) / np.linalg.norm(rows, axis=1))[
+    rows *= (summary.SAFE * np.minimum(1.0, 2 * rng.random(count)) / np.linalg.norm(rows, axis=1))[
         :, None
     ]
-    return points.on_grid(rows).astype(np.float32)
+    return summary.on_grid(rows).astype(np.float32)
 
 
 def test_wherever_a_record_stands_it_is_in_a_block_with_the_same_others(monkeypatch):

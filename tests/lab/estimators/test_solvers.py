@@ -20,12 +20,17 @@ from dpfy.core.unit import Adjacency
 from dpfy.estimators import LinearRegression, LinearSVC, LogisticRegression, Ridge
 from dpfy.estimators.budget import FitTerms
 from dpfy.estimators.columns import FeatureColumns, in_range
-from dpfy.estimators.linear import quadratic
 from dpfy.estimators.linear.design import Design, RowLayout
-from dpfy.estimators.linear.losses import HuberHingeLoss, HuberLoss, LogisticLoss
 from dpfy.estimators.linear.models import LAB
 from dpfy.estimators.linear.models import SOLVERS as OWN
-from dpfy.estimators.linear.solver import LinearTask
+from dpfy.estimators.linear.solver import (
+    ADD,
+    REPLACE,
+    HuberHingeLoss,
+    HuberLoss,
+    LinearTask,
+    LogisticLoss,
+)
 from dpfy.report.verify import verify
 from dpfy_lab.estimators import bolt_on, minima
 
@@ -178,8 +183,8 @@ def test_matrices_of_records_keep_to_their_bounds(seed):
         np.concatenate([np.outer(x, x), x[:, None] * t, x[:, None] * t], axis=1)
         for x, t in zip(rows, target, strict=True)
     ]
-    assert max(np.linalg.norm(one) for one in held) <= quadratic.ADD
-    assert max(np.linalg.norm(a - b) for a in held[:60] for b in held) <= 2 * quadratic.REPLACE
+    assert max(np.linalg.norm(one) for one in held) <= ADD
+    assert max(np.linalg.norm(a - b) for a in held[:60] for b in held) <= 2 * REPLACE
     assert np.linalg.norm(held[0] - held[1]) > 1.9  # the linear part moves to its other side
 
 

@@ -20,7 +20,7 @@ from dpfy.core.errors import BudgetExceeded, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
-from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.exact import Bits
 from dpfy.runs.run import Run
 from dpfy_lab.metric_text.embedding import Embedding
 from dpfy_lab.metric_text.words import CHOICE, FINE, NOISE, MetricText, MetricWords, replaced

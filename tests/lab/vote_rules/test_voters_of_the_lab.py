@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "prediction"))
 from electorate import SECRET, OpenPurse, records
 
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.exact import Bits
 from dpfy.prediction.voters import shards
 
 X, Y = records(200, seed=8)
