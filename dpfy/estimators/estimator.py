@@ -461,36 +461,10 @@ class PrivateEstimator(BaseEstimator):
         return str(self.report_["statement"])
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class PrivateClassifier(ClassifierMixin, PrivateEstimator, abstract=True):
-    """A private estimator of classes.
+class _Supervised:
+    """The fit of what is predicted from records: classes or numbers."""
 
-    Parameters
-    ----------
-    classes : list or "public", default=None
-        The public list of labels. "public" states that the labels that occur in y are public
-        knowledge. A schema with a label says it, too.
-    target : str, default=None
-        The column of the schema that y holds. None for its label.
-    max_weight : float, default=1.0
-        The public maximum of `sample_weight`. What a record adds is multiplied by its weight over
-        this maximum, so that noise which is made for the largest weight hides it.
-
-    Attributes
-    ----------
-    classes_ : ndarray
-        The labels, in the order of probabilities.
-
-    Examples
-    --------
-    >>> from dpfy.estimators import NaiveBayes, PrivateClassifier
-    >>> isinstance(NaiveBayes(), PrivateClassifier)
-    True
-    """
-
-    classes: Any = None
-    target: str | None = None
-    max_weight: float = 1.0
+    _fit: Any
 
     def fit(
         self,
@@ -524,6 +498,38 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator, abstract=True):
         Guarantees: those of `PrivateEstimator.fit`. Weights are as private as records.
         """
         return self._fit(X, y, target, users, sample_weight)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class PrivateClassifier(_Supervised, ClassifierMixin, PrivateEstimator, abstract=True):
+    """A private estimator of classes.
+
+    Parameters
+    ----------
+    classes : list or "public", default=None
+        The public list of labels. "public" states that the labels that occur in y are public
+        knowledge. A schema with a label says it, too.
+    target : str, default=None
+        The column of the schema that y holds. None for its label.
+    max_weight : float, default=1.0
+        The public maximum of `sample_weight`. What a record adds is multiplied by its weight over
+        this maximum, so that noise which is made for the largest weight hides it.
+
+    Attributes
+    ----------
+    classes_ : ndarray
+        The labels, in the order of probabilities.
+
+    Examples
+    --------
+    >>> from dpfy.estimators import NaiveBayes, PrivateClassifier
+    >>> isinstance(NaiveBayes(), PrivateClassifier)
+    True
+    """
+
+    classes: Any = None
+    target: str | None = None
+    max_weight: float = 1.0
 
     def _target(self, X: Any, y: Any) -> Target | None:
         target.require_target(y)
@@ -554,7 +560,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator, abstract=True):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class PrivateRegressor(RegressorMixin, PrivateEstimator, abstract=True):
+class PrivateRegressor(_Supervised, RegressorMixin, PrivateEstimator, abstract=True):
     """A private estimator of numbers.
 
     Parameters
@@ -577,39 +583,6 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator, abstract=True):
     target_bounds: Any = None
     target: str | None = None
     max_weight: float = 1.0
-
-    def fit(
-        self,
-        X: Any,
-        y: Any = None,
-        *,
-        target: str | None = None,
-        users: Any = None,
-        sample_weight: Any = None,
-    ) -> Any:
-        """Fit on private records.
-
-        Args:
-            X: The records: a `dpfy.Dataset`, an array, a pandas or an Arrow table.
-            y: What is predicted, one value for each record.
-            target: With a Dataset, the column that is predicted; without it the label of its
-                schema.
-            users: The name of each record's person, where `unit` is a `dpfy.Person` and X has no
-                column of that name.
-            sample_weight: How much each record counts, from 0 to the public `max_weight`. Others
-                are moved there. Noise is made for records of the largest weight.
-
-        Returns:
-            The estimator.
-
-        Raises:
-            InvalidInput: A parameter, the form of X or the length of y or users is wrong.
-            Unsupported: The fit would give no guarantee. The message names the way out.
-            BudgetExceeded: The ledger has too little left.
-
-        Guarantees: those of `PrivateEstimator.fit`. Weights are as private as records.
-        """
-        return self._fit(X, y, target, users, sample_weight)
 
     def _target(self, X: Any, y: Any) -> Target | None:
         target.require_target(y)
