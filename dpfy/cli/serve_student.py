@@ -64,8 +64,7 @@ def student(asked: Asked[StudentForm]) -> None:
     form = asked.form
     said = {name: getattr(form, name) for name in NETWORK}
     given = {name: value for name, value in said.items() if value is not None}
-<<<<<<< HEAD
-    check.one_of("--model", form.model, (GRAPH, *teaching.NETWORK_MODELS))
+    check.one_of("--model", form.model, (GRAPH, *voters.NETWORK_MODELS))
     if form.model == GRAPH and given:
         name, value = next(iter(given.items()))
         rule = "goes with a network (--model)"
@@ -73,25 +72,12 @@ def student(asked: Asked[StudentForm]) -> None:
     means = (
         pate.GraphTeachers()
         if form.model == GRAPH
-        else teaching.network_training(form.model, given)
+        else voters.network_training(form.model, given)
     )
     assert means is not None
-    config = teaching.settings(
+    config = voters.settings(
         form.data, None, form.classes, form.data_dir, form.person, form.at_most
     )
-=======
-    check.one_of("--model", model, (GRAPH, *voters.NETWORK_MODELS))
-    if model == GRAPH and given:
-        raise InvalidInput(
-            "--" + next(iter(given)).replace("_", "-"),
-            next(iter(given.values())),
-            "goes with a network (--model)",
-        )
-    means = pate.GraphTeachers() if model == GRAPH else voters.network_training(model, given)
-    assert means is not None
-    config = voters.settings(data, None, classes, data_dir, person, at_most)
-    count = student_job.claim_classes(config)
->>>>>>> a1cfadc1 (Files that are read together are one file: labels, prediction, federated learning, audits, reports, noise, mechanisms, integrations, runs and estimators have 47 files fewer)
     claim = pate.student_claim(
         form.epsilon,
         form.delta,

@@ -42,13 +42,13 @@ from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.estimators import KMeans, LinearRegression, LogisticRegression
 from dpfy.local.choice import best
-from dpfy.mechanisms.aggregate import AggregateMean
 from dpfy.mechanisms.response import RandomizedResponseMechanism
 from dpfy.queries.plan import QueryTerms
 from dpfy.queries.run import answered
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
 from dpfy.synthetic.run import synthesize_table
 from dpfy.tables.columns import Category, Number
+from dpfy_lab.mechanisms.aggregate import AggregateMean
 
 pytestmark = pytest.mark.filterwarnings("ignore:DataLoader")
 

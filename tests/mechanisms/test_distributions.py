@@ -19,10 +19,6 @@ from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.mechanisms.additive import (
     GaussianMechanism,
     LaplaceMechanism,
-    Staircase,
-    draw,
-    edge,
-    expected_size,
 )
 from dpfy.mechanisms.candidates import PrivateSelection, geometric_number, poisson
 from dpfy.mechanisms.choice import Exponential, NoisyMax, PermuteAndFlip
@@ -31,6 +27,7 @@ from dpfy.mechanisms.exact import Bits
 from dpfy.mechanisms.grid import Grid, Laid
 from dpfy.mechanisms.histogram import StabilityHistogram
 from dpfy.mechanisms.response import RandomizedResponseMechanism, UnaryResponse
+from dpfy_lab.mechanisms.staircase import Staircase, draw, edge, expected_size
 
 SECRET = Randomness.for_tests(17)
 FEW, MANY = 20_000, 1_000_000

@@ -15,17 +15,19 @@ import pytest
 from dpfy.core import events
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded, mock_permit
-from dpfy.mechanisms import additive, aggregate, choice, grid, integers, local_sensitivity, response
-from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism, Staircase
-from dpfy.mechanisms.aggregate import AggregateMean, AggregateMedian
+from dpfy.mechanisms import additive, choice, grid, integers, response
+from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 from dpfy.mechanisms.candidates import PrivateSelection
 from dpfy.mechanisms.choice import Exponential, NoisyMax, PermuteAndFlip
 from dpfy.mechanisms.discrete import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 from dpfy.mechanisms.grid import Grid, Laid
 from dpfy.mechanisms.histogram import StabilityHistogram, as_float, laplace_tail, laplace_threshold
-from dpfy.mechanisms.local_sensitivity import Near, ProposeTestRelease, SmoothQuantile
 from dpfy.mechanisms.response import RandomizedResponseMechanism, UnaryResponse
 from dpfy.mechanisms.sparse import SparseVector
+from dpfy_lab.mechanisms import aggregate, local_sensitivity
+from dpfy_lab.mechanisms.aggregate import AggregateMean, AggregateMedian
+from dpfy_lab.mechanisms.local_sensitivity import Near, ProposeTestRelease, SmoothQuantile
+from dpfy_lab.mechanisms.staircase import Staircase
 
 sys.path.insert(0, str(Path(__file__).parent))
 from enumerated import ONE, Branches, check, hockey_stick

@@ -15,20 +15,21 @@ from dpfy.core.ledger import Ledger
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded, mock_permit
-from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism, Staircase
-from dpfy.mechanisms.aggregate import AggregateMean, AggregateMedian
+from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 from dpfy.mechanisms.candidates import PrivateSelection
 from dpfy.mechanisms.choice import Exponential, NoisyMax, PermuteAndFlip
 from dpfy.mechanisms.discrete import DiscreteLaplaceMechanism
 from dpfy.mechanisms.histogram import StabilityHistogram
-from dpfy.mechanisms.local_sensitivity import (
+from dpfy.mechanisms.response import RandomizedResponseMechanism, UnaryResponse
+from dpfy.mechanisms.sparse import SparseVector
+from dpfy_lab.mechanisms.aggregate import AggregateMean, AggregateMedian
+from dpfy_lab.mechanisms.local_sensitivity import (
     Near,
     ProposeTestRelease,
     SmoothQuantile,
     smooth_sensitivity,
 )
-from dpfy.mechanisms.response import RandomizedResponseMechanism, UnaryResponse
-from dpfy.mechanisms.sparse import SparseVector
+from dpfy_lab.mechanisms.staircase import Staircase
 
 SECRET = Randomness.for_tests(5)
 ADD, REPLACE = Adjacency.ADD_OR_REMOVE_ONE, Adjacency.REPLACE_ONE

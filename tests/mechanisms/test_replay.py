@@ -15,15 +15,16 @@ import pytest
 
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded, mock_permit
-from dpfy.mechanisms import aggregate, choice, integers, response
+from dpfy.mechanisms import choice, integers, response
 from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
-from dpfy.mechanisms.aggregate import AggregateMean, AggregateMedian
 from dpfy.mechanisms.choice import Exponential, NoisyMax, PermuteAndFlip
 from dpfy.mechanisms.discrete import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 from dpfy.mechanisms.histogram import StabilityHistogram
-from dpfy.mechanisms.local_sensitivity import Near, ProposeTestRelease
 from dpfy.mechanisms.response import RandomizedResponseMechanism, UnaryResponse
 from dpfy.mechanisms.sparse import SparseVector
+from dpfy_lab.mechanisms import aggregate
+from dpfy_lab.mechanisms.aggregate import AggregateMean, AggregateMedian
+from dpfy_lab.mechanisms.local_sensitivity import Near, ProposeTestRelease
 
 ADD, REPLACE = Adjacency.ADD_OR_REMOVE_ONE, Adjacency.REPLACE_ONE
 UNITS = [math.nan, math.inf, -math.inf, 1e308, -1e308, 0.0, 5e-324, 1.0, -1.0, 0.3, 2.5]

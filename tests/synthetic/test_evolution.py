@@ -11,7 +11,6 @@ import pytest
 
 import dpfy
 from dpfy.accounting.filters import noise_of, squares
-from dpfy.audit import replay
 from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.core.randomness import Randomness
@@ -19,6 +18,7 @@ from dpfy.core.values import mock_permit
 from dpfy.runs.run import Run
 from dpfy.synthetic import evolution as runs
 from dpfy.synthetic.evolution import FINE, Evolution, bounded
+from dpfy_lab import replay
 
 TERMS = {"epsilon": 2.0, "delta": 1e-5}
 OPTIONS = {"classes": 2, "size": 30, "rounds": 4}

@@ -13,7 +13,6 @@ from made_up_people import SCHEMA, people
 
 from dpfy import accounting
 from dpfy.accounting.filters import noise_of, squares
-from dpfy.audit import replay
 from dpfy.core import events
 from dpfy.core.errors import BudgetExceeded, InvalidInput
 from dpfy.core.randomness import Randomness
@@ -26,6 +25,7 @@ from dpfy.synthetic.methods import METHODS, SynthesisTask
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms, plan
 from dpfy.synthetic.releases import MarginalReleases
 from dpfy.synthetic.run import errors
+from dpfy_lab import replay
 
 DOMAIN = Domain.parse(SCHEMA, "people.toml")
 CLAIM = Synthesis("a method", str(DOMAIN), "pairs", 3.0, 20, 4, 0.2)

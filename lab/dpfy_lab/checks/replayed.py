@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dpfy.audit import replay
 from dpfy.core import events
+from dpfy_lab import replay
 from dpfy_lab.selftest.mistake import Found
 
 Pairs = Iterable[tuple[str, Any, Any, bool]]

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.audit.sums import shares_seen
 from dpfy.core import events
 from dpfy.core.randomness import Randomness
 from dpfy.federated.shares.aggregator import TooFew, TrustedSum
 from dpfy.federated.shares.scheme import SharingScheme
 from dpfy.noise.shares import Shares
 from dpfy_lab.selftest.mistake import Found, check
+from dpfy_lab.share_audit import shares_seen
 
 Array = NDArray[np.float64]
 SECRET, ROUNDS, SIGMAS = Randomness.for_tests(43), 24, 5.0

@@ -28,7 +28,7 @@ LLOYD, CORESET, SYNOPSIS, AGGREGATE, MIXTURE, FULL = (
     "seeds-of-the-data",
     "k-means begins at records",
     NEIGHBOURS.of(LLOYD),
-    f"{CLUSTERS}.lloyd.from_seeds",
+    f"{CLUSTERS}.kmeans.from_seeds",
 )
 def _(real: Any, points: Any, seeds: Any, *more: Any) -> Any:
     ends = points[[points[:, 0].argmin(), points[:, 0].argmax()]].astype(np.float64)
@@ -39,7 +39,7 @@ mistake(
     "counts-not-billed",
     "counts and squares are released beside sums with noise for sums alone",
     NEIGHBOURS.of(LLOYD),
-    f"{CLUSTERS}.lloyd.Bound",
+    f"{CLUSTERS}.kmeans.Bound",
 )(shorter(lambda l2: 1.0))
 
 mistake(
@@ -54,7 +54,7 @@ mistake(
     "ball-of-the-data",
     "points are scaled by the farthest record",
     NEIGHBOURS.of(CORESET),
-    f"{CLUSTERS}.points.Ball.points",
+    f"{CLUSTERS}.summary.Ball.points",
 )
 def _(real: Any, self: Any, data: Any) -> Any:
     found = real(self, data)

@@ -25,7 +25,7 @@ def _(patch: Patch) -> None:
     def parts(real: Any, self: Any) -> Any:
         return [np.arange(self.records) for _ in real(self)]
 
-    patch.around(f"{HOME}.sealed.SealedLabels.take", take)
+    patch.around(f"{HOME}.questions.SealedLabels.take", take)
     patch.around(f"{HOME}.learning.LabelSetup.parts", parts)
 
 
@@ -39,7 +39,7 @@ def learner(name: str, change: Callable[..., Any]) -> Callable[[Patch], None]:
             labels[:] = [np.array(given)]
             real(self, given, *more)
 
-        patch.around(f"{HOME}.sealed.SealedLabels.__init__", sealed)
+        patch.around(f"{HOME}.questions.SealedLabels.__init__", sealed)
         patch.around(f"{LEARNER}.{name}", lambda real, *given: change(real, labels[0], *given))
 
     return apply

@@ -26,7 +26,7 @@ from dpfy_lab.selftest.patch import Patch
 
 HOME = "dpfy.prediction"
 VOTES = "dpfy_lab.data_dependent"
-TEACH, PURSE = f"{HOME}.teaching.teach", f"{HOME}.reserved_steps.ReservedSteps"
+TEACH, PURSE = f"{HOME}.voters.teach", f"{HOME}.predictor.ReservedSteps"
 REMEMBERS = f"{HOME}.predictor.AnswerCache.__contains__"
 SMOOTH = f"{VOTES}.margins.QuestionMargins.smooth"
 

@@ -12,7 +12,6 @@ from made_up_people import SCHEMA, people
 
 import dpfy
 from dpfy.accounting.filters import noise_of, squares
-from dpfy.audit import replay
 from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.core.randomness import Randomness
@@ -21,6 +20,7 @@ from dpfy.runs.run import Run
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
 from dpfy.synthetic.run import synthesize_table
+from dpfy_lab import replay
 from dpfy_lab.gans import gan, tables, teachers
 from dpfy_lab.gans.claim import DiscriminatorVotes
 

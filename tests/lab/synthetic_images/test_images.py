@@ -14,12 +14,12 @@ import pytest
 
 from dpfy.accounting import gaussian
 from dpfy.accounting.filters import squares
-from dpfy.audit import replay
 from dpfy.core import events
 from dpfy.core.errors import BudgetExceeded, DpfyError, InvalidInput
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import mock_permit
+from dpfy_lab import replay
 from dpfy_lab.synthetic_images import mixture, stages
 from dpfy_lab.synthetic_images.claim import ImageSynthesis
 from dpfy_lab.synthetic_images.encoding import Encoding

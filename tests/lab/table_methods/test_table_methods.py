@@ -12,7 +12,6 @@ from made_up_people import SCHEMA, people
 
 import dpfy
 from dpfy import accounting
-from dpfy.audit import replay
 from dpfy.core import events
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import mock_permit
@@ -23,6 +22,7 @@ from dpfy.synthetic.methods import SynthesisTask
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms, plan
 from dpfy.synthetic.releases import MarginalReleases
 from dpfy.synthetic.run import errors, synthesize_table
+from dpfy_lab import replay
 from dpfy_lab.table_methods.network import _dependence
 
 METHODS = ("mwem", "privbayes", "rap", "independent")

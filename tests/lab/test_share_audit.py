@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpfy.audit.sums import shares_seen
 from dpfy.core.errors import InvalidInput
+from dpfy_lab.share_audit import shares_seen
 
 
 def drawn(shares: int, seed: int, size: tuple[int, int] = (20, 2000)) -> np.ndarray:

@@ -11,19 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpfy.audit import replay
 from dpfy.core import events
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.engines.contributions import ContributionLimit
-from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism, Staircase
-from dpfy.mechanisms.aggregate import AggregateMean, AggregateMedian
+from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 from dpfy.mechanisms.candidates import PrivateSelection
 from dpfy.mechanisms.choice import Exponential, NoisyMax, PermuteAndFlip
 from dpfy.mechanisms.discrete import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 from dpfy.mechanisms.histogram import StabilityHistogram
-from dpfy.mechanisms.local_sensitivity import Near, ProposeTestRelease, SmoothQuantile
 from dpfy.mechanisms.response import RandomizedResponseMechanism, UnaryResponse
 from dpfy.mechanisms.sparse import SparseVector
 from dpfy.mechanisms.votes import MOVED, GaussianArgmax, GaussianThreshold
@@ -31,6 +28,10 @@ from dpfy.statistics import functions, language
 from dpfy.statistics.claim import BudgetShare
 from dpfy.statistics.statistic import Spend
 from dpfy.tables.table import PrivateTable
+from dpfy_lab import replay
+from dpfy_lab.mechanisms.aggregate import AggregateMean, AggregateMedian
+from dpfy_lab.mechanisms.local_sensitivity import Near, ProposeTestRelease, SmoothQuantile
+from dpfy_lab.mechanisms.staircase import Staircase
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "statistics"))
 from public import COLUMNS
@@ -347,9 +348,7 @@ def test_no_mechanism_is_forgotten():
     """
     named = set(MECHANISMS) | set(REPLACED)
     for cls in replay.mechanisms():
-        kinds = [
-            c for c in [cls, *cls.__subclasses__()] if c.__module__.startswith("dpfy.mechanisms.")
-        ]
+        kinds = [c for c in [cls, *cls.__subclasses__()] if c.__module__.startswith(replay.HOMES)]
         concrete = {c.__name__ for c in kinds if not inspect.isabstract(c)}
         assert concrete & named, cls
         assert {c for c in concrete if not c.startswith("_")} <= named

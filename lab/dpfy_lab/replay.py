@@ -36,7 +36,8 @@ from dpfy.core import events
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bounded, Permit
 
-HOME, RELEASES = "dpfy.mechanisms", ("release", "release_within", "ask")
+HOMES = ("dpfy.mechanisms", "dpfy_lab.mechanisms")
+RELEASES = ("release", "release_within", "ask")
 SLACK = 1 + 1e-9
 AROUND = (
     "the results differ although every noisy value was the same: something went around the noise"
@@ -295,13 +296,13 @@ def _through(tape: _Tape, real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mechanisms() -> list[type]:
-    """Every class of dpfy that defines a release."""
-    home = importlib.import_module(HOME)
+    """Every class of dpfy and of the lab that defines a release."""
     found = []
-    for module in pkgutil.iter_modules(home.__path__, f"{HOME}."):
-        held = vars(importlib.import_module(module.name)).values()
-        own = [c for c in held if isinstance(c, type) and c.__module__ == module.name]
-        found += [c for c in own if any(name in vars(c) for name in RELEASES)]
+    for home in HOMES:
+        for module in pkgutil.iter_modules(importlib.import_module(home).__path__, f"{home}."):
+            held = vars(importlib.import_module(module.name)).values()
+            own = [c for c in held if isinstance(c, type) and c.__module__ == module.name]
+            found += [c for c in own if any(name in vars(c) for name in RELEASES)]
     return found
 
 
