@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from dpfy.core import check, storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.randomness import Randomness
-from dpfy.core.unit import single_owner
 from dpfy.core.storage import PRIVATE_MODE, write_atomically
+from dpfy.core.unit import single_owner
 from dpfy.mechanisms.exact import Bits
 from dpfy.prediction.rules import Ask, moved
 
