@@ -22,7 +22,7 @@ from dpfy.integrations.flower import mods
 from dpfy.runs.mark import POPULATION
 
 try:
-    from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+    from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
     from flwr.serverapp import Grid
 except ImportError:
     raise errors.missing("Flower", "flwr") from None
@@ -115,12 +115,6 @@ class ClientPopulation:
             self.numbers[name] = len(self.numbers)
         if fresh[:room]:
             write_atomically(self.file, json.dumps(list(self.numbers)).encode(), mode=PRIVATE_MODE)
-
-
-try:
-    from flwr.app import ArrayRecord, Message
-except ImportError:
-    raise errors.missing("Flower", "flwr") from None
 
 
 TROUBLES = ("absent", "silent", "failed", "refused", "repeated", "strange", "unusable")

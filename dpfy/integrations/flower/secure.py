@@ -19,7 +19,7 @@ from dpfy.federated.shares.aggregator import SurvivorSum, TooFew
 from dpfy.federated.shares.rounds import DistributedRounds, SharesCohort
 from dpfy.federated.shares.scheme import Message as Encoded
 from dpfy.gradients.engine import trainable
-from dpfy.integrations.flower.mods import MOST_BITS, terms_of
+from dpfy.integrations.flower.secure_client import MOST_BITS, terms_of
 from dpfy.runs.mark import ASKED
 
 try:

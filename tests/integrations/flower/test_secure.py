@@ -21,8 +21,8 @@ import dpfy
 from dpfy.federated.shares import SharingScheme, TooFew
 from dpfy.federated.shares import plan as plan_of_shares
 from dpfy.integrations.flower import secure_mod
-from dpfy.integrations.flower.mods import scheme_of, terms_of
 from dpfy.integrations.flower.secure import SecAggPlus
+from dpfy.integrations.flower.secure_client import scheme_of, terms_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 import federation
