@@ -70,9 +70,7 @@ def student(asked: Asked[StudentForm]) -> None:
         rule = "goes with a network (--model)"
         raise InvalidInput(f"--{name.replace('_', '-')}", value, rule)
     means = (
-        pate.GraphTeachers()
-        if form.model == GRAPH
-        else voters.network_training(form.model, given)
+        pate.GraphTeachers() if form.model == GRAPH else voters.network_training(form.model, given)
     )
     assert means is not None
     config = voters.settings(

@@ -29,7 +29,6 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bound, Bounded
 from dpfy.engines.contributions import ContributionLimit
 from dpfy.engines.expressions import Expression, number
-from dpfy.mechanisms.exact import Bits
 from dpfy.statistics.answer import Answer, percent, within
 from dpfy.statistics.claim import BudgetShare, LevelledExponential, StatisticClaim
 from dpfy.statistics.statistic import Spend, Statistic

@@ -21,8 +21,8 @@ from dpfy.engines.aggregates import CellSums, SumRequest, engine_of
 from dpfy.engines.contributions import ContributionLimit
 from dpfy.engines.expressions import TRUE, Expression, counted_where, of
 from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
-from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.discrete import DiscreteLaplaceMechanism
+from dpfy.mechanisms.exact import Bits
 from dpfy.mechanisms.grid import Grid, Laid
 from dpfy.statistics.answer import LEVEL, Answer, NoiseLaw, within
 from dpfy.statistics.claim import MOST_DOMAIN, BudgetShare, StatisticClaim

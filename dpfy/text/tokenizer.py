@@ -23,9 +23,8 @@ from dpfy.core.values import Bounded, Permit
 from dpfy.report import card
 from dpfy.runs.dataset import Dataset
 from dpfy.runs.folder import RunFolder, complete
-from dpfy.runs.progress import Progress, quiet
 from dpfy.runs.released import Released
-from dpfy.runs.run import Run
+from dpfy.runs.run import Progress, Run, quiet
 from dpfy.text.claim import TOKENIZER, WORDS, VocabularyClaim
 from dpfy.text.corpus import DOCUMENT, Texts, corpus_of
 

@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 
 import dpfy
-from dpfy.audit import replay
 from dpfy.core.errors import BudgetExceeded, DpfyError, InvalidInput
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import user_unit
@@ -28,6 +27,7 @@ from dpfy.text import tokenizer as tokenizers
 from dpfy.text import train_tokenizer
 from dpfy.text.claim import VocabularyClaim
 from dpfy.text.corpus import DOCUMENT, Texts
+from dpfy_lab import replay
 
 DELTA = 1e-6
 
