@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dpfy.accounting import calibrate as search
 from dpfy.accounting import table
+from dpfy.accounting.interpretation import AttackTarget
 from dpfy.accounting.patterns import ReportPattern, TrainingPattern
 from dpfy.core import check, storage
 from dpfy.core.errors import InvalidInput, Unsupported
@@ -86,8 +88,6 @@ def calibrate(
     """The least noise for a target, everything else of `plan` fixed. Guarantees: the epsilon
     reported is at most the target.
     """
-    from dataclasses import replace
-
     relation = Adjacency.parse(adjacency)
 
     def make(noise: float) -> Event:
@@ -100,6 +100,41 @@ def calibrate(
     return {"noise_multiplier": noise, "target_epsilon": epsilon} | {
         k: v for k, v in reached.items() if k != "noise_multiplier"
     }
+
+
+def calibrate_risk(
+    plan: TrainingPattern,
+    target: AttackTarget,
+    delta: float | None = None,
+    *,
+    accountant: str = table.DEFAULT,
+    adjacency: str = "add-or-remove-one",
+) -> dict[str, Any]:
+    """The least noise at which no attack exceeds a limit, everything else of `plan` fixed; with its
+    epsilon where a delta is given. Guarantees: what is told to be reached is at most the limit.
+    """
+    relation = Adjacency.parse(adjacency)
+
+    def make(noise: float) -> Event:
+        return replace(plan, noise_multiplier=noise).claim().event
+
+    noise = search.noise_for_risk(make, target, adjacency=relation, accountant=accountant)
+    curve = table.accountant(accountant).curve(make(noise), relation)
+    answer: dict[str, Any] = {
+        "noise_multiplier": noise,
+        "limit": target.success,
+        "at_false_positive_rate": target.at,
+        "reached": target.reached(curve) + (target.at or 0.0),
+        "accountant": accountant,
+        "adjacency": relation.value,
+        "sampling_rate": plan.sampling_rate,
+        "steps": plan.steps,
+        "sampling": plan.sampling,
+        "assumptions": list(plan.claim().assumptions),
+    }
+    if delta is not None:
+        answer |= {"epsilon": curve.epsilon(check.delta("delta", delta)), "delta": delta}
+    return answer
 
 
 def bounds(

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 
 from dpfy.accounting import table
+from dpfy.accounting.interpretation import AttackTarget
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Event
@@ -63,6 +64,26 @@ def noise(
         return route.curve(make_event(multiplier), adjacency)
 
     return noise_by(curve, epsilon, delta, tolerance=tolerance(accountant))
+
+
+def noise_for_risk(
+    make_event: Callable[[float], Event],
+    target: AttackTarget,
+    *,
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+    accountant: str = table.DEFAULT,
+) -> float:
+    """The least noise multiplier, to a relative 1e-4, at which no attack exceeds `target`.
+
+    Guarantees: the bound on the attack at the value returned was computed from the accountant's
+    upper bound on delta, and keeps the limit.
+    """
+    route = table.accountant(accountant)
+
+    def reached(multiplier: float) -> float:
+        return target.reached(route.curve(make_event(multiplier), adjacency))
+
+    return least(reached, target.limit, start=1.0, tolerance=max(1e-4, tolerance(accountant)))
 
 
 def tolerance(accountant: str) -> float:

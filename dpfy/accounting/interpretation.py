@@ -5,9 +5,11 @@ understands.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dpfy.core import check, guarantee
+from dpfy.core.errors import InvalidInput
 from dpfy.core.guarantee import Curve
 
 
@@ -25,6 +27,83 @@ def advantage(curve: Curve) -> float:
     at epsilon 0.
     """
     return curve.delta(0.0)
+
+
+STEEPEST = 40.0
+"""Miss rates far below e^-STEEPEST are not told apart."""
+
+
+def _lowest(value: Callable[[float], float], high: float) -> float:
+    """About the least value of a unimodal function on [0, high], by golden section."""
+    ratio, low, far = (math.sqrt(5) - 1) / 2, 0.0, high
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    first, second = value(left), value(right)
+    best = min(first, second)
+    while high - low > 3e-3 * (1 + far):
+        if first <= second:
+            high, right, second = right, left, first
+            left = high - ratio * (high - low)
+            first = value(left)
+        else:
+            low, left, first = left, right, second
+            right = low + ratio * (high - low)
+            second = value(right)
+        best = min(best, first, second)
+    return best
+
+
+@dataclass(frozen=True)
+class AttackTarget:
+    """What no membership attack may exceed: its advantage (true- minus false-positive rate), or with
+    `at` its true-positive rate at that false-positive rate.
+
+    A reconstruction that succeeds is a test whose false-positive rate is the chance of guessing
+    right (Balle, Cherubin & Hayes 2022), so that a limit for it is one at that rate.
+
+    Args:
+        success: The limit, between 0 and 1; with `at` above it, as guessing reaches that much.
+        at: The false-positive rate; None for a limit of the advantage.
+
+    Raises:
+        InvalidInput: A value does not fit its rule.
+
+    Example:
+        >>> from dpfy import accounting
+        >>> from dpfy.accounting.interpretation import AttackTarget
+        >>> from dpfy.core import events
+        >>> target = AttackTarget(0.1)
+        >>> noise = accounting.calibrate.noise_for_risk(events.Gaussian, target)
+        >>> round(noise, 2)
+        3.98
+    """
+
+    success: float
+    at: float | None = None
+
+    def __post_init__(self) -> None:
+        check.inside_unit("success", self.success)
+        if self.at is not None and check.inside_unit("at", self.at) >= self.success:
+            raise InvalidInput(
+                "success", self.success, f"must be above the false-positive rate ({self.at:g})"
+            )
+
+    def reached(self, curve: Curve) -> float:
+        """An upper bound on what an attack reaches, less what guessing reaches: every epsilon gives
+        one, and the least of many is told.
+        """
+        if self.at is None:
+            return advantage(curve)
+        rate = self.at
+        found = _lowest(lambda e: curve.delta(e) + math.exp(e) * rate, -math.log(rate))
+        if found + rate > 1:  # to the right of where both error rates are equal
+            miss = _lowest(lambda e: -math.exp(-e) * (1 - curve.delta(e) - rate), STEEPEST)
+            found = min(found, 1 + miss)
+        return max(0.0, min(1.0, found) - rate)
+
+    @property
+    def limit(self) -> float:
+        """The limit, less what guessing reaches."""
+        return self.success - (self.at or 0.0)
 
 
 def tier(epsilon: float) -> int:
