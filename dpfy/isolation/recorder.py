@@ -15,8 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpfy.isolation import packed_sequences
-from dpfy.isolation.modes import leave
-from dpfy.isolation.monitor import Followed, Monitor, site_of
+from dpfy.isolation.monitor import Followed, Monitor, leave, site_of
 from dpfy.isolation.operations import (
     CARRIED,
     SCRATCH,

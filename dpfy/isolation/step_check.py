@@ -27,9 +27,14 @@ from dpfy.isolation.operations import Unrecordable, Variation
 from dpfy.isolation.program import Program, Replay
 from dpfy.isolation.proof import works_apart
 from dpfy.isolation.recorder import OperationRecorder
-from dpfy.isolation.replacements import HALVES, Replacements
+from dpfy.isolation.replacements import (
+    HALVES,
+    Replacements,
+    moved_constants,
+    moved_parameters,
+    moved_switches,
+)
 from dpfy.isolation.schedule import CheckLevel
-from dpfy.isolation.variations import moved_constants, moved_parameters, moved_switches
 
 FAR = 16.0
 """How far from the data records may lie that replace others in a thorough check."""
