@@ -234,8 +234,14 @@ class SqlEngine(ABC):
         columns = ", ".join(dict.fromkeys([*groups, *content]))
         if self.owner is None:
             return f"SELECT {columns} FROM ({rows}) AS counted"
-        busy = self._owners_over(limit.least)
-        rows = f"SELECT {columns}, {OWNER} FROM ({rows}) AS counted WHERE {OWNER} IS NOT NULL"
+        # where a group counts once, equal rows are one, and only the limit of groups is left
+        once = limit.each == 1 and limit.groups is not None and limit.total >= limit.groups
+        once = once and set(content) <= set(groups)
+        busy = self._owners_over(int(limit.groups or 1) if once else limit.least)
+        rows = (
+            f"SELECT {'DISTINCT ' * once}{columns}, {OWNER} FROM ({rows}) AS counted "
+            f"WHERE {OWNER} IS NOT NULL"
+        )
         if busy is None:
             return f"SELECT {columns} FROM ({rows}) AS counted"
         d = self.dialect

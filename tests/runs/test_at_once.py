@@ -216,7 +216,7 @@ def test_two_resumes_at_once_release_one_set_of_answers(tmp_path, monkeypatch, s
     real, one, other = SumStatistic.release, [40] * 30, [60] * 33
 
     def stopped(self, table, spend):
-        if table.size and "mean" in spend.claim.question:
+        if table.rows() and "mean" in spend.claim.question:
             raise KeyboardInterrupt
         return real(self, table, spend)
 
