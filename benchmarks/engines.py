@@ -4,7 +4,9 @@
 
 Times are CPU seconds of this process (all threads) and seconds of the clock, the best of `--repeats`
 runs that take turns. The plain query reads the same columns and makes the same sums without moving
-numbers into their range. The plan is in the figures of the private query; ledger and report are not. Prints one JSON object.
+numbers into their range. The figures of the private query hold its plan, not its ledger and report.
+
+Prints one JSON object.
 """
 
 from __future__ import annotations
