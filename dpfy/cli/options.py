@@ -45,7 +45,7 @@ Data = Annotated[
     str | None,
     typer.Argument(
         metavar="DATA",
-        help="A file (.csv, .parquet, .npz), embedded, digits, mnist, ..., or a "
+        help="A file (.csv, .parquet, .npz), embedded, mnist, cifar10, ..., or a "
         "configuration (.toml).",
         show_default=False,
     ),
@@ -61,6 +61,7 @@ JobLedger = Annotated[
     str | None, option("Ledger of the data set, over all its releases.", "--ledger")
 ]
 JOB = {
+    "data_dir": "data.dir",
     "schema": "data.schema",
     "person": "data.user",
     "at_most": "data.most_records",

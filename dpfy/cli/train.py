@@ -17,6 +17,7 @@ CHOSEN = {"identity": "dp-sgd (independent noise)", "banded": "band-mf", "square
 def train(
     data: options.Data = None,
     config: options.Config = None,
+    data_dir: Annotated[str | None, option("Folder with mnist/, ... (else $DPFY_DATA).")] = None,
     schema: options.TableSchema = None,
     person: options.Person = None,
     at_most: options.AtMost = None,

@@ -20,10 +20,13 @@ FIELDS_OF_KIND: dict[str, tuple[str, ...]] = {
     "digits": ("test_fraction",),
     "mnist": ("dir", *OF_USERS),
     "fashion-mnist": ("dir",),
+    "cifar10": ("dir",),
+    "cifar100": ("dir",),
     "adult": ("dir", "test_fraction"),
     "shakespeare": ("dir", "length", "test_fraction"),
     "idx": ("path", "labels_path", "test_path", "test_labels_path", "classes", "test_fraction"),
     "npz": ("path", "test_path", "classes", "range", "test_fraction", *OF_USERS),
+    "images": ("path", "test_path", "names", "size", "test_fraction"),
     "csv": ("path", "test_path", "schema", "test_fraction", *OF_USERS),
     "parquet": ("path", "test_path", "schema", "test_fraction", *OF_USERS),
     "text": ("path", "test_path", "length", "test_fraction"),
@@ -34,7 +37,16 @@ nothing is swallowed.
 
 KINDS = tuple(FIELDS_OF_KIND)
 OF_EVERY_KIND = ("kind", "test")
-KNOWN = ("embedded", "digits", "mnist", "fashion-mnist", "adult", "shakespeare")
+KNOWN = (
+    "embedded",
+    "digits",
+    "mnist",
+    "fashion-mnist",
+    "cifar10",
+    "cifar100",
+    "adult",
+    "shakespeare",
+)
 """Public data sets: what is measured on their held-out part may be published unless the user says
 otherwise.
 """
@@ -52,7 +64,7 @@ USER, RECORD = DRAWS = ("user", "record")
 MOST_RECORDS = 1 << 20
 """Of one user: as many places are held in memory for every user."""
 REQUIRED = {"idx": ("path", "labels_path", "classes"), "npz": ("path", "classes"), "csv": ("path", "schema"),
-            "parquet": ("path", "schema"), "text": ("path",)}  # fmt: skip
+            "images": ("path", "names", "size"), "parquet": ("path", "schema"), "text": ("path",)}  # fmt: skip
 HINTS = dict.fromkeys(("csv", "parquet"), " (dpfy init FILE drafts schema and job)")
 SUFFIXES = {
     ".csv": "csv",
@@ -82,7 +94,9 @@ class DataConfig:
     dir: str | None = setting(
         None, "Folder that holds mnist/, adult/, ...", "the environment's DPFY_DATA"
     )
-    path: str | None = setting(None, "File to train on (idx, npz, csv, parquet, text).")
+    path: str | None = setting(
+        None, "File to train on (idx, npz, csv, parquet, text), or folder (images)."
+    )
     labels_path: str | None = setting(None, "File of its labels (idx).")
     test_path: str | None = setting(
         None, "File of held-out records.", "a share of `path`, see test_fraction"
@@ -93,6 +107,10 @@ class DataConfig:
         "TOML file that says what each column may hold (csv, parquet), or a packaged one: adult.",
     )
     classes: int | None = setting(None, "Number of classes (idx, npz).")
+    names: tuple[str, ...] | None = setting(
+        None, "Names of the sub-folders, one a class, in the order of the classes (images)."
+    )
+    size: int | None = setting(None, "Height and width that images are resized to (images).")
     range: tuple[float, float] | None = setting(
         None, "[low, high] that NPZ features are clamped to and scaled from."
     )
@@ -164,6 +182,10 @@ class DataConfig:
         check.integer("data.length", self.length, least=2)
         if self.classes is not None:
             check.integer("data.classes", self.classes, least=2)
+        if self.size is not None:
+            check.integer("data.size", self.size, least=4, most=1024)
+        if self.names is not None:
+            self._check_names()
         if self.range is not None:
             object.__setattr__(self, "range", interval("data.range", self.range))
         if self.test is not None:
@@ -180,6 +202,17 @@ class DataConfig:
             )
         self._check_users()
         self._check_fields_fit_the_kind()
+
+    def _check_names(self) -> None:
+        given = self.names
+        if (
+            not isinstance(given, tuple | list)
+            or len(given) < 2
+            or not all(isinstance(name, str) and name for name in given)
+            or len(set(given)) != len(given)
+        ):
+            raise InvalidInput("data.names", given, "must be a list of two or more different names")
+        object.__setattr__(self, "names", tuple(given))
 
     def _check_users(self) -> None:
         check.one_of("data.pick", self.pick, PICKS)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from dpfy.data import arrays, embedded, idx, table, text
+from dpfy.data import arrays, embedded, idx, images, table, text
 from dpfy.data.config import FIELDS_OF_KIND, DataConfig
 from dpfy.data.dataset import DataSource
 
@@ -17,10 +17,13 @@ LOADERS: dict[str, Callable[[DataConfig], DataSource]] = {
     "digits": embedded.digits,
     "mnist": idx.well_known,
     "fashion-mnist": idx.well_known,
+    "cifar10": images.cifar,
+    "cifar100": images.cifar,
     "adult": table.adult,
     "shakespeare": text.shakespeare,
     "idx": idx.from_config,
     "npz": arrays.from_config,
+    "images": images.of_folder,
     "csv": table.from_config,
     "parquet": table.from_config,
     "text": text.from_config,

@@ -17,7 +17,11 @@ from dpfy.data.config import DataConfig
 from dpfy.tables.schema import Schema
 from dpfy.tables.sources import read_table
 
-SCALES = {"embedded": 255.0, "mnist": 255.0, "fashion-mnist": 255.0, "idx": 255.0, "digits": 16.0}
+SCALES = {
+    **dict.fromkeys(("embedded", "mnist", "fashion-mnist", "cifar10", "cifar100", "idx"), 255.0),
+    "images": 255.0,
+    "digits": 16.0,
+}
 """The largest value of a pixel, by which a kind of data is divided."""
 LABEL = "label"
 """A column of this name in a table of plain numbers is not read."""

@@ -248,8 +248,12 @@ def _claim(config: LabelJob, records: int) -> LabelClaim:
 
 def classes_of(data: DataConfig) -> int:
     """The public number of classes, known without a look at the data."""
-    if data.kind in ("embedded", "digits", "mnist", "fashion-mnist"):
+    if data.kind in ("embedded", "digits", "mnist", "fashion-mnist", "cifar10"):
         return 10
+    if data.kind == "cifar100":
+        return 100
+    if data.names is not None:
+        return len(data.names)
     if data.classes is not None:
         return data.classes
     return len(training_schema("adult" if data.kind == "adult" else str(data.schema)).label.classes)

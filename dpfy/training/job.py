@@ -52,7 +52,13 @@ from dpfy.training.step import Ftrl, Update
 
 WRITERS = 539
 """Who wrote MNIST's training images."""
-RECORDS = {"embedded": 4_000, "mnist": 60_000, "fashion-mnist": 60_000}
+RECORDS = {
+    "embedded": 4_000,
+    "mnist": 60_000,
+    "fashion-mnist": 60_000,
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+}
 WHOLE = {"digits": 1_797, "adult": 30_162, "shakespeare": 8_646}
 """Records of data sets whose size is public knowledge: those to train on, and all of them where a
 share is held out.

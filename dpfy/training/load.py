@@ -34,7 +34,9 @@ MODEL, CONFIG, LEDGER, ANSWERS = (
     "answers.safetensors",
 )
 READS = dict.fromkeys(("embedded", "mnist", "fashion-mnist"), ((1, 28, 28), 10)) | {
-    "digits": ((1, 8, 8), 10)
+    "digits": ((1, 8, 8), 10),
+    "cifar10": ((3, 32, 32), 10),
+    "cifar100": ((3, 32, 32), 100),
 }
 """The shape of a record and the number of classes of data sets that everybody knows."""
 BESIDE = (cards.NAME, "report.md")

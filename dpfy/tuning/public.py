@@ -24,7 +24,7 @@ from dpfy.core import check, storage
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.core.storage import write_atomically
-from dpfy.data.config import KINDS, DataConfig
+from dpfy.data.config import FIELDS_OF_KIND, KINDS, DataConfig
 from dpfy.gradients.clip import FlatClip
 from dpfy.plan.recipe import Plan, Recipe, dpsgd
 from dpfy.report import card
@@ -81,7 +81,7 @@ def data_of(config: SearchConfig) -> DataConfig:
     check.one_of("tune.public", named, KINDS)
     return DataConfig(
         kind=named,
-        dir=config.job.data.dir if named in ("mnist", "fashion-mnist", "adult") else None,
+        dir=config.job.data.dir if "dir" in FIELDS_OF_KIND[named] else None,
     )
 
 

@@ -14,6 +14,7 @@ from dpfy_lab.studies.study import Study
 
 STUDIES: dict[str, str] = {
     "building-blocks": "dpfy_lab.studies.building_blocks",
+    "cifar10": "dpfy_lab.studies.cifar10",
     "classical": "dpfy_lab.studies.classical",
     "dpsgd-dpftrl": "dpfy_lab.studies.dpsgd_dpftrl",
     "federated": "dpfy_lab.studies.federated",

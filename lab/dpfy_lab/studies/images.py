@@ -9,7 +9,7 @@ import itertools
 import math
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -193,38 +193,55 @@ def train(
     """The recipe through the public interface: one folder with two claims, and one card for
     both.
     """
+    run = dpfy.Run(path, seed=seed)
+    return train_head(run, RECORDS, epsilon, recipe, options, lambda: extracted(data, options))
+
+
+def train_head(
+    run: dpfy.Run,
+    records: int,
+    epsilon: float,
+    recipe: HeadRecipe,
+    options: Options,
+    parts: Callable[[], tuple[Tensor, Tensor, Tensor, Tensor]],
+    kept: torch.dtype = torch.float32,
+) -> Path:
+    """The recipe on features that `parts` gives when moments and training are reserved; mapped
+    features are kept as numbers of type `kept`.
+    """
     moments_noise, step_noise = noise_of(recipe, epsilon)
     plan = dpfy.dpsgd(
-        RECORDS, RECORDS, steps=recipe.head.steps, clip_norm=recipe.head.clip_norm
+        records, records, steps=recipe.head.steps, clip_norm=recipe.head.clip_norm
     ).with_noise(step_noise, delta=DELTA)
-    moments = MomentsClaim(moments_noise, delta=DELTA, records=RECORDS)
-    with TrainingRun(dpfy.Run(path, seed=seed), plan, beside=(moments,)) as folder:
-        images, labels, test_images, test_labels = extracted(data, options)
+    moments = MomentsClaim(moments_noise, delta=DELTA, records=records)
+    with TrainingRun(run, plan, beside=(moments,)) as folder:
+        images, labels, test_images, test_labels = parts()
         total = Bounded(maps.sums(images), Bound(maps.BOUND))
         folder.bind("moments", b"".join(t.cpu().numpy().tobytes() for t in total.value.values()))
         stream = NoiseStream(Identity(), moments_noise, folder.randomness, "moments")
         released, _ = stream.release(total, 0, {}, folder.begin("moments"))
         rows, test = (
-            mapped(recipe, released.value, moments_noise, RECORDS, part) * LENGTH
+            mapped(recipe, released.value, moments_noise, records, part) * LENGTH
             for part in (images, test_images)
         )
-        head = nn.Linear(rows.shape[1], 10, device=rows.device)
+        head = nn.Linear(rows.shape[1], 10, device=options.device)
         for p in head.parameters():
             nn.init.zeros_(p)
         optimizer = torch.optim.SGD(
             head.parameters(), lr=recipe.head.learning_rate, momentum=MOMENTUM
         )
         update = Update(recipe.head.average, recipe.head.schedule)
-        runtime = dpfy.Runtime(max_physical_batch=RECORDS, device=options.device)
+        runtime = dpfy.Runtime(max_physical_batch=records, device=options.device)
         with dpfy.PrivateTraining(
-            head, optimizer, (rows, labels), plan, folder, runtime=runtime, update=update
+            head, optimizer, (rows.to(kept), labels), plan, folder, runtime=runtime, update=update
         ) as training:
+            del rows, images
             for x, y in training.batches():
-                training.step(functional.cross_entropy(head(x), y, reduction="none"))
+                training.step(functional.cross_entropy(head(x.float()), y, reduction="none"))
             with training.averaged(), torch.no_grad():
                 accuracy = float((head(test).argmax(1) == test_labels).double().mean())
             training.finish({"test_accuracy": accuracy}, test="public")
-    return path
+    return Path(run.path)
 
 
 @functools.lru_cache(maxsize=1)

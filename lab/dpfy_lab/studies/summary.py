@@ -15,6 +15,7 @@ SHOWN = {
     "building-blocks": ("tries", "rates", "salary"),
     "building-blocks-5000": ("tries", "rates"),
     "images": ("results", "bill"),
+    "cifar10": ("results", "tuning"),
     "dpsgd-dpftrl": (
         "epsilons-sgd",
         "epsilons-ftrl",

@@ -116,6 +116,20 @@ def test_stored_runs_of_our_recipe_reach_what_was_asked() -> None:
         assert all(run.result["epsilon"] <= key[1] for run in runs[key])
 
 
+def test_stored_runs_on_cifar_have_the_best_settings_and_beat_the_least_asked() -> None:
+    from dpfy_lab.studies import cifar10, cifar10_page
+
+    results = kept("cifar10")
+    found = cifar10.best({c.name: c for c in results.starting("sweep-")})
+    assert {key: found[key] for key in cifar10.CHOSEN} == cifar10.CHOSEN
+    for (name, epsilon), runs in cifar10_page.grouped(results).items():
+        score = spread([run.result["test_accuracy"] for run in runs])
+        assert score["runs"] == 3
+        assert all(run.result["epsilon"] <= epsilon for run in runs)
+        if epsilon < 8:
+            assert score["worst"] >= cifar10_page.ASKED[name, epsilon][0]
+
+
 @pytest.mark.parametrize("folder", ["building-blocks", "building-blocks-5000"])
 def test_stored_tries_come_in_the_order_of_the_text(folder: str) -> None:
     results = kept(folder)
@@ -139,6 +153,7 @@ def test_pages_of_stored_cells(folder: str, tmp_path: Path) -> None:
         "dpsgd-dpftrl": 14,
         "guide": 6,
         "images": 2,
+        "cifar10": 1,
         "metric-text": 2,
         "federated": 1,
         "synthetic": 0,
