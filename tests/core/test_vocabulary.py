@@ -68,6 +68,7 @@ EVENTS = [
     events.SampledWithReplacement(100, 10, events.Gaussian(1.0)),
     events.TruncatedPoissonGaussian(100, 0.1, 20, 1.0),
     events.BallsInBins(2.0, ((1.0, 0.5), (0.5, 1.0))),
+    events.RandomlyAllocated(2.0, 30),
     events.Repeated(events.Gaussian(1.0), 7),
     events.Composed((events.Gaussian(1.0), events.Laplace(2.0))),
     events.Parallel((("north", events.Gaussian(1.0)), ("south", events.Nothing()))),
