@@ -213,7 +213,8 @@ MARK = "<!-- table -->"
 
 
 def write(page: Path, rows: list[dict[str, Any]]) -> None:
-    """Put the table after the mark of the page."""
+    """Put the table after the mark of the page; what could not be built or run is left out."""
+    rows = [row for row in rows if not row.get("broken")]
     before = page.read_text().split(MARK)[0]
     page.write_text(before + MARK + "\n\n" + "\n".join([HEAD, *map(line, rows)]) + "\n")
 

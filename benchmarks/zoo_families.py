@@ -44,7 +44,7 @@ TEXT = {
         for kind in _words(
             "Bert Roberta DistilBert Albert Electra Deberta DebertaV2 MPNet Camembert XLMRoberta Ernie "
             "ConvBert SqueezeBert MobileBert Funnel Longformer BigBird RoFormer Nystromformer Yoso FNet "
-            "IBert MegatronBert Mra Esm ModernBert RemBert Xmod LayoutLM Canine"
+            "IBert MegatronBert Mra Esm ModernBert RemBert Xmod LayoutLM"
         )
     },
     "pooled": {kind: f"{kind}Model" for kind in _words("Bert Roberta Electra Albert")},

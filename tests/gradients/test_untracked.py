@@ -147,7 +147,27 @@ class Checkpointed(Scale):
         return checkpoint(super().strange, x, use_reentrant=False)  # type: ignore[no-any-return]
 
 
+class RelativeBias(Base):
+    """Scores with a bias for each distance: a table with fewer rows than there are places, by a
+    layer and bare, and functions of parameters on the way.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_layer, self.bare = nn.Embedding(3, 2), nn.Parameter(torch.randn(4, 2))
+        self.rate = nn.Parameter(torch.rand(2, 1, 1))
+
+    def strange(self, x: Tensor) -> Tensor:
+        places = (torch.arange(T)[:, None] - torch.arange(T)).abs()
+        heads = x.unflatten(-1, (2, -1)).transpose(1, 2)
+        scores = heads @ heads.mT + self.by_layer(places % 3).permute(2, 0, 1)[None]
+        scores = scores + self.bare[(places % 4).view(-1)].view(T, T, 2).permute(2, 0, 1)[None]
+        slope = (1.5 - torch.sigmoid(self.rate)).exp().reciprocal().tanh()
+        return ((scores - slope).softmax(-1) @ heads).transpose(1, 2).flatten(-2)
+
+
 KINDS: list[type[Base]] = [
+    RelativeBias,
     Positions,
     RepeatedPositions,
     Scale,
@@ -213,7 +233,7 @@ def test_the_place_of_the_examples_is_found_once(
 ) -> None:
     """Positions that a layer looks up take one more: their layer runs otherwise from then on."""
     model, fast, _, _ = pair(kind)
-    for _ in range(1 + (kind is Positions)):
+    for _ in range(1 + (kind in (Positions, RelativeBias))):
         fast.bounded_sum(losses_of(model, torch.randint(0, V, (6, T))), FlatClip(1.0))
     monkeypatch.setattr(fast, "_refuted", lambda *given: pytest.fail("checked again"))
     for batch in (6, 3, 9):

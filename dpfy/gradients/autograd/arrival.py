@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from dpfy.core.errors import Unsupported
-from dpfy.gradients.autograd.descent import Descent
+from dpfy.gradients.autograd.descent import Descent, small_table
 from dpfy.gradients.autograd.graph_nodes import AutogradGraph
 from dpfy.gradients.autograd.tape import SAME_PLACE, Tape
 from dpfy.gradients.autograd.untracked import (
@@ -65,6 +65,8 @@ class UntrackedSource:
             found = explain(
                 stacked, saved, lambda t: t if t is stacked else t.expand(len(stacked), *t.shape)
             )
+            # more positions than rows (relative position biases): a table for every example
+            found = [(p, small_table(q)) for p, q in found]
             return [
                 (names[p], q if separate else Direct(q.per_example(slice(0, len(stacked)))))
                 for p, q in found

@@ -26,6 +26,7 @@ from dpfy.gradients.autograd.graph_nodes import (
 )
 from dpfy.gradients.per_example.arithmetic import along
 from dpfy.gradients.per_example.contribution import Contribution
+from dpfy.gradients.per_example.embedding import EmbeddingGradient
 from dpfy.gradients.per_example.outer import Direct, Outer
 from dpfy.gradients.per_example.placed import (
     FunctionGradient,
@@ -312,6 +313,78 @@ def _weight_norm(node: Any, i: int, part: Contribution) -> Contribution | None:
     return None if scaled is None else Shared([scaled, RowScaled(-products * rate, v / norms)])
 
 
+def _table(node: Any, i: int, part: Contribution) -> Contribution | None:
+    """Rows of a table made of parameters, looked up at the same places for every example."""
+    name = node.name()
+    if name == "IndexBackward0":
+        if any(getattr(raw, "unpack_hook", True) is not None for raw in node._raw_saved_indices):
+            return None
+        index, *others = node._saved_indices
+        if any(t is not None for t in others):
+            return None
+    else:
+        read = saved(node, "index" if name == "IndexSelectBackward0" else "indices")
+        if read is None or (name == "IndexSelectBackward0" and node._saved_dim):
+            return None
+        if name == "EmbeddingBackward0" and (
+            node._saved_scale_grad_by_freq or 0 <= node._saved_padding_idx < 2**62
+        ):
+            return None
+        index = read[0]
+    shape = input_shape(node, i)
+    if index is None or index.dtype == torch.bool or part.batch * shape.numel() > MOST_WRITTEN:
+        return None
+    return added_rows(part, index, shape)
+
+
+def small_table(part: Contribution) -> Contribution:
+    """`part`, written out if it adds more rows to a table than that has."""
+    if not isinstance(part, EmbeddingGradient) or part.index.shape[1] < part.count:
+        return part
+    size = part.count * part.grads.shape[2]
+    if part.batch * size > MOST_WRITTEN:
+        return part
+    kind = torch.float64 if part.grads.dtype == torch.float64 else torch.float32
+    table = torch.zeros(part.batch * part.count, part.grads.shape[2], dtype=kind)
+    table = table.to(part.grads.device)
+    first = torch.arange(part.batch, device=table.device)[:, None] * part.count
+    table.index_add_(0, (part.index + first).flatten(), part.grads.flatten(0, 1).to(kind))
+    return Direct(table.view(part.batch, part.count, -1))
+
+
+def added_rows(part: Contribution, index: Tensor, shape: torch.Size) -> Direct:
+    """What a table of `shape` receives, whose rows at `index` receive `part`: added up for every
+    example.
+    """
+    grads = part.per_example(slice(0, part.batch))
+    kind = torch.float64 if grads.dtype == torch.float64 else torch.float32
+    flat = grads.reshape(len(grads), index.numel(), -1).to(kind)
+    table = flat.new_zeros(len(flat), shape[0], flat.shape[2])
+    return Direct(table.index_add_(1, index.flatten() % shape[0], flat).reshape(-1, *shape))
+
+
+MOST_WRITTEN = 2**26
+"""Numbers of all examples' gradients of a table that may be written out."""
+
+
+def _function(slope: Callable[[Any], Tensor | None]) -> Callable[..., Contribution | None]:
+    """A function of each number: what arrives times its slope."""
+
+    def rule(node: Any, i: int, part: Contribution) -> Contribution | None:
+        factor = slope(node)
+        return None if factor is None else part.times(factor, input_shape(node, 0))
+
+    return rule
+
+
+def _of(name: str, slope: Callable[[Tensor], Tensor]) -> Callable[[Any], Tensor | None]:
+    def found(node: Any) -> Tensor | None:
+        read = saved(node, name)
+        return None if read is None else slope(read[0])
+
+    return found
+
+
 STEPS: dict[str, Callable[[Any, int, Contribution], Contribution | None]] = {
     "AddBackward0": _add,
     "SubBackward0": lambda node, i, part: _add(node, i, part, -1.0),
@@ -327,5 +400,17 @@ STEPS: dict[str, Callable[[Any, int, Contribution], Contribution | None]] = {
     "NormBackward0": _norm,
     "LinalgVectorNormBackward0": _norm,
     "WeightNormInterfaceBackward0": _weight_norm,
+    **dict.fromkeys(("IndexBackward0", "IndexSelectBackward0", "EmbeddingBackward0"), _table),
+    "RsubBackward1": lambda node, i, part: part.times(-1.0, input_shape(node, 0)),
+    "ExpBackward0": _function(_of("result", lambda y: y)),
+    "SigmoidBackward0": _function(_of("result", lambda y: y * (1 - y))),
+    "TanhBackward0": _function(_of("result", lambda y: 1 - y.square())),
+    "SqrtBackward0": _function(_of("result", lambda y: 0.5 / y)),
+    "RsqrtBackward0": _function(_of("result", lambda y: -0.5 * y * y * y)),
+    "ReciprocalBackward0": _function(_of("result", lambda y: -y.square())),
+    "ReluBackward0": _function(_of("result", lambda y: (y > 0).to(y.dtype))),
+    "LogBackward0": _function(_of("self", lambda x: 1 / x)),
+    "SinBackward0": _function(_of("self", torch.cos)),
+    "CosBackward0": _function(_of("self", lambda x: -torch.sin(x))),
 }
 """Operations on parameters alone, to what they do to a contribution at an input."""

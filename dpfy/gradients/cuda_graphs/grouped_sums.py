@@ -221,7 +221,7 @@ class NewSums(RepeatedSums):
         """
         try:
             self._record(place, buffers)
-        except (RuntimeError, DpfyError) as problem:
+        except Exception as problem:
             self.problem = problem
             return False
         if not place:

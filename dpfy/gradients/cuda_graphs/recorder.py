@@ -18,7 +18,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from dpfy.core.errors import DpfyError
+from dpfy.core.errors import warn
 from dpfy.core.values import Bounded
 from dpfy.gradients.autograd.tape import LayerReport, Site
 from dpfy.gradients.clip import Clip
@@ -193,6 +193,14 @@ class Recorder:
         if recording.misses >= MOST_MISSES:
             self._recordings.pop(recording.sections[0].key, None)
 
+    def fail(self, problem: Exception) -> None:
+        """A recording could not be made or repeated: say so, once, and work as usual."""
+        warn(
+            f"the engine's work could not be recorded as CUDA graphs ({type(problem).__name__}: "
+            f"{str(problem)[:200]}); steps go on without them, slower; please report it"
+        )
+        self.give_up(problem)
+
     def give_up(self, problem: Exception | None = None) -> None:
         """Work as usual from now on."""
         self.on, self.problem = False, problem
@@ -238,9 +246,13 @@ class ReportedStep:
         if self._recording is not None:
             sections = self._recording.sections
             if place < len(sections) and sections[place].key == key:
-                sections[place].replay()
-                self._held.hold(reports, sections[place].own, sections[place].names)
-                return
+                try:
+                    sections[place].replay()
+                except Exception as problem:
+                    self._recorder.fail(problem)
+                else:
+                    self._held.hold(reports, sections[place].own, sections[place].names)
+                    return
             self._miss()
         if self._expected is not None:
             if (
@@ -261,9 +273,9 @@ class ReportedStep:
             graph, worked = self._recorder.pool.record(
                 lambda: self._held.work(reports), reports[0].grad.device, 1 << 12
             )
-        except (RuntimeError, DpfyError) as problem:
+        except Exception as problem:
             self._held.parts = before
-            self._recorder.give_up(problem)
+            self._recorder.fail(problem)
             return False
         self._made.append(ReportSection(key, graph, *worked))
         self._made[-1].replay()
@@ -314,7 +326,7 @@ class ReportedStep:
         """Let the recorder know how the step went."""
         source = sums.source
         if source is not None and source.problem is not None:
-            self._recorder.give_up(source.problem)
+            self._recorder.fail(source.problem)
         elif source is not None and sums.served:
             if source.new:
                 source.recording.share()

@@ -18,6 +18,7 @@ from dpfy.core.values import Bounded
 from dpfy.gradients.autograd.tape import LayerReport, Tape, rows_first
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Grads, no_autocast, no_reentrant_checkpoints, zeros
+from dpfy.gradients.kernels import with_portable_way
 from dpfy.gradients.per_example.clipped_sum import ClippedSum, Flag, ShardedNorms, weigh
 from dpfy.gradients.per_example.contribution import Contribution
 from dpfy.gradients.per_example.joined import Buffers, SumJob, run_jobs
@@ -137,8 +138,9 @@ class BoundedSum:
     def _explain(self, report: LayerReport, batch: int, parts: Parts) -> None:
         if report.site.without_batch:
             return
-        for p, contribution in report.explain(
-            report.grad, report.saved, rows_first(report.site, batch, report.grad)
+        view = rows_first(report.site, batch, report.grad)
+        for p, contribution in with_portable_way(
+            lambda: report.explain(report.grad, report.saved, view)
         ):
             job = contribution.sum_job
             if job is not None and (not self._jobs or self._jobs[-1] is not job):
@@ -162,7 +164,8 @@ class BoundedSum:
             and self._used_once(name)
             and not any(block.waits for block in contribution.row_blocks())
         ):
-            contribution = MeasuredContribution.of(contribution)
+            whole = contribution
+            contribution = with_portable_way(lambda: MeasuredContribution.of(whole))
         parts.setdefault(name, []).append(contribution)
 
     def _used_once(self, name: str) -> bool:
@@ -184,7 +187,7 @@ class BoundedSum:
         found = {name: combine_uses(uses) for name, uses in parts.items()}
         if self._jobs:
             self._flush()
-        return weigh(found, clip, self.params, mask, sharded)
+        return with_portable_way(lambda: weigh(found, clip, self.params, mask, sharded))
 
     def sum(
         self, scaled: ClippedSum, last: bool = False, buffers: Buffers | None = None
@@ -193,7 +196,11 @@ class BoundedSum:
         are any. See :meth:`ClippedSum.sums`.
         """
         with torch.no_grad(), no_autocast(scaled.scale.device.type):
-            sums = scaled.sums(last, buffers)
+            sums = (
+                scaled.sums(last, buffers)
+                if last
+                else with_portable_way(lambda: scaled.sums(last, buffers))
+            )
             for name in scaled.params:
                 if name not in sums:
                     place = None if buffers is None else buffers.places.get(name)

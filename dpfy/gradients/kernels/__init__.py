@@ -7,14 +7,16 @@ step repeats bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from dpfy.core.errors import Unsupported
+from dpfy.core.errors import DpfyError, Unsupported, warn
 
 try:
     import triton
@@ -23,8 +25,58 @@ except ImportError:  # a CPU-only installation
     triton = None
 
 
-def usable(t: Tensor) -> bool:
-    """Whether the kernels can run on `t`."""
+T = TypeVar("T")
+
+FAILED: dict[tuple[str, torch.dtype], str] = {}
+"""Families of kernels (files of this folder; "": all) that failed in this process on a type, with
+the reason; they are not asked again.
+"""
+
+_kind: list[torch.dtype] = []
+"""The type that kernels were last asked for."""
+
+
+def usable(t: Tensor, family: str = "") -> bool:
+    """Whether the kernels, those of `family`, can run on `t`."""
+    if FAILED and (("", t.dtype) in FAILED or (family, t.dtype) in FAILED):
+        return False
+    _kind[:] = [t.dtype]
+    return _possible(t)
+
+
+def with_portable_way(work: Callable[[], T]) -> T:
+    """What `work` gives. If a kernel fails in it, it is done again without those kernels, with one
+    warning.
+
+    Only for work that leaves nothing behind when it fails.
+    """
+    try:
+        return work()
+    except (DpfyError, torch.OutOfMemoryError):
+        raise
+    except Exception as problem:
+        mine = Path(__file__).parent
+        codes = [frame.f_code for frame, _ in walk_tb(problem.__traceback__)]
+        files = [Path(c.co_filename) for c in codes if c is not with_portable_way.__code__]
+        stems = [file.stem for file in files if file.parent == mine]
+        if not stems:
+            raise
+        family, kind = stems[0] if stems[0] in ALONE else "", *_kind
+        if (family, kind) in FAILED:
+            raise
+        why = FAILED[family, kind] = f"{type(problem).__name__}: {str(problem)[:200]}"
+        warn(
+            f"the GPU kernels {family or 'of norms and sums'} failed in {str(kind)[6:]} ({why}); the same "
+            f"sums are made without them from now on, slower; please report it with the model's layers"
+        )
+    return with_portable_way(work)
+
+
+ALONE = ("conv2d", "depthwise")
+"""Families that only their own layers need."""
+
+
+def _possible(t: Tensor) -> bool:
     return (
         triton is not None
         and t.is_cuda

@@ -206,9 +206,10 @@ def kept_gradients(part: ConvolutionGradient, bias: bool) -> tuple[Direct, Direc
 
 def _of_images(part: ConvolutionGradient, bias: bool) -> tuple[Tensor, Tensor | None]:
     """[images, *weight], and the sums of the output gradient where they cost nothing more."""
-    if not kernels.usable(part.grads):
+    by_tap = part.geometry.groups > 1 and part.weight.shape[1] <= MOST_BELOW
+    if not kernels.usable(part.grads, "depthwise" if by_tap else "conv2d"):
         return _on_cpu(part), None
-    if part.geometry.groups == 1 or part.weight.shape[1] > MOST_BELOW:
+    if not by_tap:
         return _products(part), None
     near, far, taps = _walk(part)
     free = bias and not part.geometry.transposed and part.weight.shape[1] == 1

@@ -246,7 +246,8 @@ class ConvolutionGradient(Contribution):
         """
         how = self.geometry
         plain = len(how.stride) <= 2 and how.groups <= MOST_GROUPS
-        return kernels.usable(self.grads) and self.inputs.dtype == self.grads.dtype and plain
+        here = kernels.usable(self.grads, "conv2d")
+        return here and self.inputs.dtype == self.grads.dtype and plain
 
     def problems(self) -> list[conv2d.ConvProblem]:
         """What the kernels are asked for each group. A transposed convolution walks over its output
