@@ -24,8 +24,8 @@ from torch import nn
 from torch.nn import functional
 
 from dpfy.core.unit import user_unit
+from dpfy.models.language import Block
 from dpfy.runs.run import Run
-from dpfy.synthetic.text.tokens import Block
 from dpfy.text import tokenizer as vocabulary
 from dpfy.text.claim import VocabularyClaim
 from dpfy.text.corpus import DOCUMENT

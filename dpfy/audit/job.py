@@ -31,6 +31,7 @@ from dpfy.core.storage import write_atomically
 from dpfy.core.unit import EXAMPLE, Poisson, RandomAllocation
 from dpfy.gradients.clip import FlatClip
 from dpfy.models import build, features
+from dpfy.models.config import LANGUAGE
 from dpfy.noise.strategy import Identity
 from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import CANARIES
@@ -126,6 +127,9 @@ def _train(
     seed: int | None = None,
     progress: bool = False,
 ) -> None:
+    if config.model.name in LANGUAGE:
+        way_out = "plant dpfy.synthetic.text.copies.Canaries among the texts"
+        raise Unsupported("an audit of a language model by records of noise", way_out)
     plan = job.plan_of(config)
     _auditable(plan)
     attack, included = coins

@@ -48,7 +48,7 @@ def inspect(
     from dpfy.core.errors import InvalidInput
     from dpfy.gradients.model_report import inspect as look
     from dpfy.models.build import build
-    from dpfy.models.config import ModelConfig
+    from dpfy.models.config import LANGUAGE, ModelConfig
     from dpfy.models.features import full_model
 
     check.integer("--batch-size", batch_size, least=2, most=2**31)
@@ -65,6 +65,9 @@ def inspect(
     many = (
         check.integer("--batch-size", batch_size, most=most) if measure else min(batch_size, SAMPLE)
     )
-    found = look(made, torch.randn(many, *features), batch_size, measure)
+    sample = torch.randn(many, *features)
+    if model in LANGUAGE:
+        sample = torch.randint(0, classes, (many, *features))
+    found = look(made, sample, batch_size, measure)
     tell(found.as_dict(), found.table(), as_json=as_json)
     raise typer.Exit(1 if found.problems else 0)

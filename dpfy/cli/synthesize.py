@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli import options
+from dpfy.cli import options, texts
 from dpfy.cli.form import Asked, TableRunForm, command, flag
 from dpfy.cli.interrupt import resumable
 from dpfy.cli.options import option
@@ -31,7 +31,8 @@ app = typer.Typer(
     short_help="Make a private synthetic table.",
     help="Make a private synthetic table: dpfy synthesize people.csv --schema s.toml --epsilon 1. "
     "[b]dpfy synthesize table --help[/b] says how; [b]dpfy synthesize "
-    "evaluate[/b] says how good a table is.",
+    "evaluate[/b] says how good a table is. [b]dpfy synthesize texts[/b] makes texts, and "
+    "[b]dpfy synthesize tokenizer[/b] learns a vocabulary for them.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     cls=SynthesizeVerbs,
@@ -153,6 +154,10 @@ def evaluate(
     if out is not None:
         save("--out", out, page(found).encode())
     tell(found, lines(found), as_json=as_json)
+
+
+app.command("texts")(texts.texts)
+app.command("tokenizer")(texts.tokenizer)
 
 
 def _workload(given: int | str | None) -> Any:

@@ -11,7 +11,7 @@ from dpfy.core import check, errors
 from dpfy.core.check import interval
 from dpfy.core.errors import InvalidInput
 from dpfy.core.settings import setting, text
-from dpfy.core.unit import EXAMPLE, WINDOWS, Unit, owner_columns, user_unit
+from dpfy.core.unit import EXAMPLE, TOKEN_WINDOW, WINDOWS, Unit, owner_columns, user_unit
 
 OF_USERS = ("user", "most_records", "pick", "user_loss", "draw", "time", "window")
 """Fields about whose records are: of kinds that can say it."""
@@ -156,6 +156,8 @@ class DataConfig:
     @property
     def unit(self) -> Unit:
         """Whose data is protected as a whole."""
+        if "length" in FIELDS_OF_KIND[self.kind]:
+            return Unit(TOKEN_WINDOW, tokens=self.length + 1)
         if self.most_records is None:
             return EXAMPLE
         return user_unit(self.most_records, self.window, self.shared)

@@ -11,8 +11,9 @@ from torch import nn
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.models.config import ModelConfig
+from dpfy.models.config import LANGUAGE, ModelConfig
 from dpfy.models.features import feature_shape
+from dpfy.models.language import BYTES, ByteTransformer
 
 MOST_PARAMETERS = 2**27
 """Of a model by name; larger ones are made by hand and trained with
@@ -62,6 +63,9 @@ def _at_most(config: ModelConfig, features: tuple[int, ...], classes: int) -> in
     """A quick bound on the parameters: widths of fully connected layers; of a convolutional part,
     more than it can give.
     """
+    if config.name in LANGUAGE:
+        wide = max(config.width, classes, *features)
+        return 13 * config.layers * wide**2 + 4 * wide**2
     if config.name in ("lenet5", "tanh-cnn"):
         widths = [32 * math.prod(features), 120, 120, classes]
     else:
@@ -124,6 +128,14 @@ def _tanh_cnn(config: ModelConfig, features: tuple[int, ...], classes: int) -> n
     return nn.Sequential(*body, nn.Linear(width, 32), nn.Tanh(), nn.Linear(32, classes))
 
 
+def _gpt_small(config: ModelConfig, features: tuple[int, ...], classes: int) -> nn.Module:
+    """A causal transformer: bytes to the logits of what follows each."""
+    if len(features) != 1 or classes != BYTES:
+        seen = f"records of shape {features}, {classes} classes"
+        raise InvalidInput("model.name", seen, f"{config.name} reads sequences of bytes: text")
+    return ByteTransformer(features[0], tokens=classes, width=config.width, layers=config.layers)
+
+
 def _channels(features: tuple[int, ...]) -> int:
     if len(features) != 3:
         raise InvalidInput(
@@ -153,4 +165,5 @@ BUILDERS: dict[str, Callable[[ModelConfig, tuple[int, ...], int], nn.Module]] = 
     "mlp": _mlp,
     "lenet5": _lenet5,
     "tanh-cnn": _tanh_cnn,
+    "gpt-small": _gpt_small,
 }

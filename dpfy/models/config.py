@@ -16,12 +16,15 @@ FIELDS_OF_MODEL: dict[str, tuple[str, ...]] = {
     "lenet5": ("activation",),
     "tanh-cnn": (),
     "scattering-linear": ("groups", "scale"),
+    "gpt-small": ("width", "layers"),
 }
 """Which fields each model reads. A field set for a model that ignores it is an error: nothing is
 swallowed.
 """
 
 MODELS = tuple(FIELDS_OF_MODEL)
+LANGUAGE = ("gpt-small",)
+"""Models of sequences of symbols, which they read to guess each symbol from those before it."""
 ACTIVATIONS = ("tanh", "relu")
 
 
@@ -43,6 +46,8 @@ class ModelConfig:
         "Public constant that scattering features are divided by: little of the clip norm goes to "
         "the bias.",
     )
+    width: int = setting(128, "Width of a language model, a multiple of 4 (gpt-small).")
+    layers: int = setting(4, "Layers of a language model (gpt-small).")
     seed: int = setting(0, "Seed of the initial weights, which are public.")
 
     def __post_init__(self) -> None:
@@ -62,6 +67,9 @@ class ModelConfig:
                 "must divide the 81 channels of the scattering transform",
             )
         check.positive("model.scale", self.scale)
+        if check.integer("model.width", self.width, most=4096) % 4:
+            raise InvalidInput("model.width", self.width, "must be a multiple of 4")
+        check.integer("model.layers", self.layers, most=100)
         check.integer("model.seed", self.seed, least=0)
         for name, field in self.__dataclass_fields__.items():
             if (

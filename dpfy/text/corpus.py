@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.core.unit import Person, Unit
+from dpfy.core.unit import Person, Unit, single_owner
 from dpfy.runs.dataset import Dataset
 from dpfy.tables.columns import OpenColumn, Text
 from dpfy.tables.table import PrivateTable
@@ -94,6 +94,7 @@ def corpus_of(held: Dataset) -> Corpus:
         InvalidInput: The data are no texts, or have no owners where persons are protected.
     """
     source, person = held.source, held.unit
+    single_owner("texts", None if person is None else person.column)
     texts = source if isinstance(source, Texts) else None
     given = source if texts is None else texts.given
     if callable(given):

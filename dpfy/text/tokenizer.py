@@ -18,7 +18,7 @@ import dpfy
 from dpfy.core import check, storage
 from dpfy.core.errors import missing
 from dpfy.core.randomness import Randomness
-from dpfy.core.unit import Person
+from dpfy.core.unit import Person, single_owner
 from dpfy.core.values import Bounded, Permit
 from dpfy.report import card
 from dpfy.runs.dataset import Dataset
@@ -135,6 +135,7 @@ def train_tokenizer(
     source = Texts(data) if isinstance(data, list | tuple) else data
     held = Dataset.of(source, unit=unit, records=records)
     _library()
+    single_owner("texts", None if held.unit is None else held.unit.column)
     chosen, person = held.rule(delta), held.unit
     most = (OF_A_DOCUMENT if person is None else OF_A_PERSON) if words is None else words
     check.integer("size", size, least=257, most=1 << 20)

@@ -18,7 +18,7 @@ from dpfy.core.unit import Adjacency
 from dpfy.data.config import DataConfig, kind_of
 from dpfy.data.count import PUBLIC
 from dpfy.gradients.clip import CLIPS, LEAST_NORM, Clip
-from dpfy.models.config import ModelConfig
+from dpfy.models.config import LANGUAGE, ModelConfig
 from dpfy.noise.schedule import Schedule, equal_phases, given_phases
 from dpfy.plan.auto import MECHANISMS
 from dpfy.plan.recipe import FLOAT, NOISES, SAMPLINGS
@@ -450,7 +450,7 @@ def attempted(
 
 def merged(raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]) -> settings.Raw:
     """The values of a file and of flags, which win. A data file that is named without a kind is
-    what its name says; the model of a table is linear where none is named.
+    what its name says; the model of a table is linear, and that of text gpt-small, where none is named.
     """
     values = settings.merged(SECTIONS, raw, flags, EXCLUSIVE)
     data = values["data"]
@@ -462,6 +462,8 @@ def merged(raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]) -> se
         data["kind"] = kind
     if data.get("kind") in ("csv", "parquet"):
         values["model"].setdefault("name", "linear")
+    if data.get("kind") in ("text", "shakespeare"):
+        values["model"].setdefault("name", LANGUAGE[0])
     return values
 
 

@@ -15,7 +15,7 @@ from dpfy import accounting
 from dpfy.accounting.filters import RenyiFilter
 from dpfy.accounting.user_level import of_group
 from dpfy.core import check, events, storage
-from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
+from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Adjacency
 from dpfy.data import count, source
@@ -24,7 +24,7 @@ from dpfy.data.count import held_out
 from dpfy.data.records import Records
 from dpfy.data.split import stated, uncounted
 from dpfy.models import build, features
-from dpfy.models.config import ModelConfig
+from dpfy.models.config import LANGUAGE, ModelConfig
 from dpfy.plan.auto import CalibrationTarget, RunSetting, recipe_for
 from dpfy.plan.recipe import RECORD, UNIT, Plan, Recipe, dpsgd, with_stopping
 from dpfy.report import figures, words
@@ -64,7 +64,7 @@ WHOLE = {"digits": 1_797, "adult": 30_162, "shakespeare": 8_646}
 share is held out.
 """
 TEXT = ("text", "shakespeare")
-"""Sequences of symbols: none of the models by name reads them."""
+"""Sequences of symbols, which language models read."""
 DEFAULT_EPSILON = 3.0
 DEFAULT_STEPS = 120
 
@@ -122,11 +122,12 @@ def plan_of(config: JobConfig) -> Plan:
 
 def recipe_of(config: JobConfig, records: int) -> Recipe:
     """What a job does to so many records, before its noise is known."""
-    if config.data.kind in TEXT:
-        what = f"training a model by name on data of kind {config.data.kind!r}"
-        raise Unsupported(
-            what, "train a language model of your own with dpfy.fit: examples/text.py"
-        )
+    if (config.data.kind in TEXT) != (config.model.name in LANGUAGE):
+        of_text = f"must be one of {', '.join(LANGUAGE)} for text, and for nothing else"
+        raise InvalidInput("model.name", config.model.name, of_text)
+    if config.data.kind in TEXT and config.data.test_use == evaluation.BILLED:
+        rule = "must be public or withheld for text: its figures are not released with noise"
+        raise InvalidInput("data.test", config.data.test, rule)
     privacy, training = config.privacy, config.training
     batch = float(records) if training.batch_size is None else training.batch_size
     steps = DEFAULT_STEPS if training.steps is None and training.epochs is None else training.steps
@@ -295,7 +296,7 @@ def fitted(
         train,
         plan=run.plan,
         optimizer=optimizer_of(config.training, model),
-        loss=OF_CLASSES[config.training.loss],
+        loss="tokens" if config.data.kind in TEXT else OF_CLASSES[config.training.loss],
         run=run,
         evaluation=_evaluation(config, data, test),
         runtime=config.runtime.runtime(progress),

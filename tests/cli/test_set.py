@@ -70,6 +70,8 @@ EXAMPLES: dict[str, tuple[list[str], object]] = {
     "model.groups": (["model.groups=9"], 9),
     "model.scale": (["model.scale=2"], 2),
     "model.seed": (["model.seed=11"], 11),
+    "model.width": (["model.name=gpt-small", "model.width=64"], 64),
+    "model.layers": (["model.name=gpt-small", "model.layers=2"], 2),
     "privacy.epsilon": (["privacy.epsilon=1.5"], 1.5),
     "privacy.delta": (["privacy.delta=1e-7"], 1e-7),
     "privacy.noise_multiplier": (["privacy.noise_multiplier=4"], 4),

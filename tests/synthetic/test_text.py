@@ -11,12 +11,13 @@ import torch
 import dpfy
 from dpfy.core.errors import DpfyError
 from dpfy.core.ledger import Ledger
+from dpfy.models.language import ByteTransformer
 from dpfy.runs.run import Run
 from dpfy.synthetic.text import copies as checks
 from dpfy.synthetic.text import run as runs
 from dpfy.synthetic.text import tokens as tokening
 from dpfy.synthetic.text.run import TextOptions, TextTerms, synthesize_text
-from dpfy.synthetic.text.tokens import ByteTokens, ByteTransformer
+from dpfy.synthetic.text.tokens import ByteTokens
 
 TERMS = TextTerms(4.0, 1e-4, 120)
 SMALL = TextOptions(texts=5, length=12, batch_size=40, epochs=1.0)

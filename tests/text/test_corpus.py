@@ -149,3 +149,64 @@ def test_a_malformed_corpus_ends_in_one_line_with_nothing_spent(tmp_path, what):
         assert len(str(caught.value)) < 300
         assert not (tmp_path / "x").exists()
     assert held.spent().epsilon == 0
+
+
+def call(capsys, *arguments):
+    from dpfy.cli.app import main
+
+    with pytest.raises(SystemExit) as ended:
+        main([str(a) for a in arguments])
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+def test_the_command_line_makes_a_tokenizer_and_texts_by_author_on_one_ledger(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    lines(tmp_path / "texts.jsonl")
+    budget = ("--epsilon", 9, "--delta", 1e-3, "--at-most", 3)
+    assert call(capsys, "ledger", "create", "l.jsonl", *budget)[0] == 0
+    by = ("--person", "author", "--at-most", 3, "--records", 60, "--delta", 1e-4)
+    rest = (*by, "--ledger", "l.jsonl", "--json")
+    code, out, err = call(
+        capsys, "synthesize", "tokenizer", "texts.jsonl", "--epsilon", 2, "--size", 300,
+        "--out", "v", *rest,
+    )  # fmt: skip
+    assert code == 0, err
+    assert json.loads(out)["tokens"] <= 300
+    small = ("--rows", 2, "--batch-size", 30, "--epochs", 1, "--length", 8)
+    words = ("synthesize", "texts", "texts.jsonl", *small, *rest)
+    code, out, err = call(capsys, *words, "--epsilon", 3, "--tokenizer", "v", "--out", "s")
+    assert code == 0, err
+    assert len((tmp_path / "s" / "texts.jsonl").read_text().splitlines()) == 2
+    for run in ("v", "s"):
+        assert call(capsys, "verify", run, "--ledger", "l.jsonl")[0] == 0
+    code, _, err = call(capsys, *words, "--epsilon", 8, "--out", "x")
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "x").exists()
+    code, _, err = call(capsys, *words, "--epsilon", 1, "--tokenizer", "s", "--out", "x")
+    assert code == 2
+    assert "--tokenizer" in err
+
+
+@pytest.mark.parametrize("what", [*BAD, "missing", "folder"])
+def test_the_command_line_says_in_one_line_what_is_wrong_with_a_corpus(
+    tmp_path, monkeypatch, capsys, what
+):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "texts.jsonl"
+    if what == "folder":
+        path.mkdir()
+    elif what != "missing":
+        path.write_bytes(BAD[what])
+    code, out, err = call(
+        capsys, "synthesize", "texts", "texts.jsonl", "--records", 20, "--epsilon", 1,
+        "--out", "x", "--ledger", "l.jsonl",
+    )  # fmt: skip
+    assert (code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "x").exists()
+    held = dpfy.Dataset(Texts(path), ledger=tmp_path / "l.jsonl")
+    assert held.spent().epsilon == 0

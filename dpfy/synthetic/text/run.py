@@ -20,6 +20,7 @@ from dpfy.data.owners import Owned, Users
 from dpfy.data.records import Records
 from dpfy.data.split import uncounted
 from dpfy.gradients.engine import per_user
+from dpfy.models.language import ByteTransformer
 from dpfy.plan.recipe import Plan, dpsgd
 from dpfy.runs.dataset import Dataset
 from dpfy.runs.released import Released
@@ -28,7 +29,6 @@ from dpfy.synthetic.run import seeded
 from dpfy.synthetic.text.claim import FACTS, TEXTS, GeneratedText
 from dpfy.synthetic.text.tokens import (
     ByteTokens,
-    ByteTransformer,
     Tokens,
     logits_of,
     losses_of,
