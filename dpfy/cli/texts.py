@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli import options
+from dpfy.cli import form, options
 from dpfy.cli.interrupt import resumable
 from dpfy.cli.options import option
 from dpfy.cli.output import charged, tell
@@ -19,6 +21,9 @@ Corpus = Annotated[
     ),
 ]
 Column = Annotated[str, typer.Option(help="The column with the texts.")]
+LedgerFile = Annotated[
+    Path | None, option("Ledger of the data set, over all its releases.", "--ledger")
+]
 Records = Annotated[int | None, option("Public number of texts; with --person, of persons.")]
 Delta = Annotated[float | None, option("Delta (default: from --records).", "--delta")]
 
@@ -40,7 +45,7 @@ def texts(
     person: options.Person = None,
     at_most: options.AtMost = None,
     resume: options.Resume = False,
-    ledger: options.LedgerFile = None,
+    ledger: LedgerFile = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     insecure_seed: options.Seed = None,
     as_json: options.Json = False,
@@ -62,8 +67,8 @@ def texts(
     private = {"tokenizer": None if tokenizer is None else str(tokenizer), "ledger": _text(ledger)}
     out = options.run_folder(out, resume)
     held = _dataset(data, column, length, records, person, at_most, ledger)
-    config = options.toml(asked), options.toml(asked | private | {"data": data})
-    again = options.command_line(["synthesize", "texts", data], asked | private)
+    config = _toml(asked), _toml(asked | private | {"data": data})
+    again = _command_line(["synthesize", "texts", data], asked | private)
     with resumable(out, again):
         made = synthesize(
             held,
@@ -95,7 +100,7 @@ def tokenizer(
     person: options.Person = None,
     at_most: options.AtMost = None,
     resume: options.Resume = False,
-    ledger: options.LedgerFile = None,
+    ledger: LedgerFile = None,
     insecure_seed: options.Seed = None,
     as_json: options.Json = False,
 ) -> None:
@@ -113,8 +118,8 @@ def tokenizer(
     private = {"ledger": _text(ledger)}
     out = options.run_folder(out, resume)
     held = _dataset(data, column, 64, records, person, at_most, ledger)
-    config = options.toml(asked), options.toml(asked | private | {"data": data})
-    again = options.command_line(["synthesize", "tokenizer", data], asked | private)
+    config = _toml(asked), _toml(asked | private | {"data": data})
+    again = _command_line(["synthesize", "tokenizer", data], asked | private)
     with resumable(out, again):
         made = train_tokenizer(
             held,
@@ -154,7 +159,7 @@ def _dataset(
 
 def _tokenizer(run: Path) -> Any:
     from dpfy.core.errors import InvalidInput
-    from dpfy.runs.kinds import kind_of_run, load
+    from dpfy.runs.released import kind_of_run, load
 
     if kind_of_run(run) != "vocabulary":
         raise InvalidInput("--tokenizer", str(run), "must be a run of dpfy synthesize tokenizer")
@@ -163,3 +168,13 @@ def _tokenizer(run: Path) -> Any:
 
 def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
+
+
+def _toml(fields: Mapping[str, Any]) -> str:
+    return form.lines(fields)
+
+
+def _command_line(words: list[str], fields: Mapping[str, Any]) -> str:
+    """The command of these words, with a flag for every field that is given."""
+    given = {key.replace("_", "-"): str(v) for key, v in fields.items() if v is not None}
+    return shlex.join(["dpfy", *words, *(w for k, v in given.items() for w in (f"--{k}", v))])
