@@ -14,27 +14,27 @@ from dpfy.cli.interrupt import resumable
 from dpfy.cli.options import option
 from dpfy.cli.output import charged, tell
 
-Corpus = Annotated[
+_Corpus = Annotated[
     str,
     typer.Argument(
         metavar="TEXTS", help="The private texts: JSON Lines, CSV or Parquet.", show_default=False
     ),
 ]
-Column = Annotated[str, typer.Option(help="The column with the texts.")]
-LedgerFile = Annotated[
+_Column = Annotated[str, typer.Option(help="The column with the texts.")]
+_LedgerFile = Annotated[
     Path | None, option("Ledger of the data set, over all its releases.", "--ledger")
 ]
-Records = Annotated[int | None, option("Public number of texts; with --person, of persons.")]
-Delta = Annotated[float | None, option("Delta (default: from --records).", "--delta")]
+_Records = Annotated[int | None, option("Public number of texts; with --person, of persons.")]
+_Delta = Annotated[float | None, option("Delta (default: from --records).", "--delta")]
 
 
 def texts(
-    data: Corpus,
+    data: _Corpus,
     epsilon: Annotated[float, option("What the texts may cost.")],
     records: Annotated[int, option("Public number of texts; with --person, of persons.")],
     out: options.Out = None,
-    delta: Delta = None,
-    column: Column = "text",
+    delta: _Delta = None,
+    column: _Column = "text",
     length: Annotated[int, typer.Option(help="Tokens of a text that are read.")] = 64,
     rows: Annotated[int, typer.Option(help="Texts to make.")] = 100,
     tokenizer: Annotated[
@@ -45,7 +45,7 @@ def texts(
     person: options.Person = None,
     at_most: options.AtMost = None,
     resume: options.Resume = False,
-    ledger: LedgerFile = None,
+    ledger: _LedgerFile = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     insecure_seed: options.Seed = None,
     as_json: options.Json = False,
@@ -87,20 +87,20 @@ def texts(
 
 
 def tokenizer(
-    data: Corpus,
+    data: _Corpus,
     epsilon: Annotated[float, option("What the vocabulary may cost.")],
     out: options.Out = None,
-    delta: Delta = None,
-    column: Column = "text",
+    delta: _Delta = None,
+    column: _Column = "text",
     size: Annotated[int, typer.Option(help="Most tokens.")] = 4000,
     words: Annotated[
         int | None, option("Words that a text (4), or a person (40), counts in a round.")
     ] = None,
-    records: Records = None,
+    records: _Records = None,
     person: options.Person = None,
     at_most: options.AtMost = None,
     resume: options.Resume = False,
-    ledger: LedgerFile = None,
+    ledger: _LedgerFile = None,
     insecure_seed: options.Seed = None,
     as_json: options.Json = False,
 ) -> None:
