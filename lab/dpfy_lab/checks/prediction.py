@@ -15,10 +15,10 @@ import torch
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import mock_permit
 from dpfy.prediction import pate
+from dpfy.prediction import voters as voting
 from dpfy.prediction.claim import AnswersClaim
 from dpfy.prediction.predictor import PrivatePredictor
 from dpfy.prediction.student import SemiSupervised
-from dpfy.prediction.voters import teach
 from dpfy.runs.run import Run
 from dpfy_lab.checks.published import published, temporary
 from dpfy_lab.data_dependent import vote_bill
@@ -56,7 +56,7 @@ def _opened(
     """A service. `factor` scales the records: voters of other data."""
     x, y, owners = _people()
     shape: dict[str, Any] = {"voters": VOTERS, "classes": 2, "randomness": SECRET}
-    voters = teach(factor * x, y, owners=owners, **shape)
+    voters = voting.teach(factor * x, y, owners=owners, **shape)
     return PrivatePredictor(Run(folder, resume=resume), claim, voters, block=4)
 
 
@@ -66,10 +66,10 @@ def ONE_VOTE() -> Found:
     x, y, owners = _people()
     shape: dict[str, Any] = {"voters": VOTERS, "classes": 2, "randomness": SECRET}
     questions = _asked(60)
-    whole = teach(x, y, owners=owners, **shape).votes(questions)
+    whole = voting.teach(x, y, owners=owners, **shape).votes(questions)
     for owner in range(0, OWNERS, 4):
         kept = owners != owner
-        without = teach(x[kept], y[kept], owners=owners[kept], **shape).votes(questions)
+        without = voting.teach(x[kept], y[kept], owners=owners[kept], **shape).votes(questions)
         if (moved := int(np.abs(whole - without).sum(axis=1).max())) > 2:
             return f"one owner moves counts by {moved} in all, where one vote moves them by 2"
     return None
