@@ -16,9 +16,9 @@ from dpfy.core import errors
 from dpfy.core.errors import InvalidInput
 from dpfy.plan import recipe as recipes
 from dpfy.plan.recipe import Recipe
-from dpfy.training import update
 from dpfy.training.integrity.publication import CLOSE
 from dpfy.training.loop import PrivateTraining
+from dpfy.training.step import adopt
 
 
 def steps_per_epoch(recipe: Recipe) -> int:
@@ -83,7 +83,7 @@ def finish(training: PrivateTraining) -> None:
         training.plan.recipe.stopping,
     )
     training.finish()
-    update.adopt(training.average, training.model)
+    adopt(training.average, training.model)
     if done == steps:
         return
     billed = steps if stopping is None else stopping.next(done)
