@@ -19,11 +19,11 @@ from dpfy.data import source
 from dpfy.data.config import DataConfig
 from dpfy.data.given import as_source
 from dpfy.data.owners import Owned, Users
+from dpfy.engines.contributions import ContributionLimit
 from dpfy.estimators import LogisticRegression
 from dpfy.mechanisms.grid import Grid
 from dpfy.queries.plan import QueryTerms, plan
 from dpfy.queries.run import table_of
-from dpfy.statistics.units import ContributionLimit
 from dpfy.tables import Category, Number, Schema
 from dpfy.tables.shared import numbered, within_limit
 
@@ -105,13 +105,13 @@ def test_what_the_records_of_one_person_hold_moves_every_sum_by_the_bound(text, 
         used = table_of(table, made)
         codes = numbered([table[name] for name in "abc"])
         kept = within_limit(codes, most)
-        assert used.size == kept.sum()
+        assert used.rows() == kept.sum()
         gone = [k for k in np.flatnonzero(kept) if theirs[k]]
         assert len(gone) <= most
         # Zero-out: the same graph, and of this person's records nothing is counted.
         rest = [k for k in np.flatnonzero(kept) if not theirs[k]]
         without = table_of({name: [c[k] for k in rest] for name, c in table.items()}, made)
-        assert without.size == len(rest)
+        assert without.rows() == len(rest)
         for statistic in made.statistics:
             if not hasattr(statistic, "total"):
                 continue
@@ -141,8 +141,8 @@ def test_which_rows_are_used_does_not_depend_on_what_they_hold(tmp_path):
     counts = []
     for first in ("1", "", "9", "?"):
         found = table_of(table | {"v": [first, "1", "1", "1"]}, made)
-        left_out = found.left_out()
-        counts.append(found.size - (0 if left_out is None else int(left_out.sum())))
+        left_out = found.table.left_out()
+        counts.append(found.rows() - (0 if left_out is None else int(left_out.sum())))
     assert counts == [2, 1, 2, 1]
 
 
