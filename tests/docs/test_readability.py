@@ -1,6 +1,4 @@
-"""Pages that a newcomer reads first keep to the limits of tools/readability.py, and the tool counts
-what it says.
-"""
+"""Pages keep to the limits of tools/readability.py, and the tool counts what it says."""
 
 from __future__ import annotations
 
@@ -14,15 +12,14 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import readability  # noqa: E402
 
-FIRST = [
-    ROOT / "README.md",
-    ROOT / "docs/index.md",
-    *sorted((ROOT / "docs/tutorials").glob("*.md")),
-]
+MEASURED = ("studies.md", "step.md", "step-cpu.md")
+"""Pages of measurements that have not been rewritten yet."""
+
+PAGES = [page for page in readability.pages() if page.name not in MEASURED]
 
 
-@pytest.mark.parametrize("page", FIRST, ids=lambda page: page.name)
-def test_first_pages_are_readable(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_are_readable(page: Path) -> None:
     found = readability.read(page)
     assert readability.problems(found) == [], found.too_long
 
