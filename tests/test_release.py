@@ -27,7 +27,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LAB = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["project"]
-OTHER_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+OTHER_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base", "duckdb": "python-duckdb"}
 """What conda calls a package of PyPI."""
 
 

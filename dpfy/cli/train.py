@@ -30,9 +30,7 @@ def train(
     epsilon: Annotated[float | None, option("Epsilon to reach (default 3; labels: 1).")] = None,
     delta: options.Delta = None,
     mechanism: Annotated[str | None, option("dp-sgd, band-mf, blt, tree, ..., auto.")] = None,
-    sampling: Annotated[
-        str | None, option("poisson (default), without-replacement, random-allocation.")
-    ] = None,
+    sampling: Annotated[str | None, option("poisson, random-allocation, ...")] = None,
     batch_size: Annotated[float | None, option("Mean size of a batch (default: all).")] = None,
     epochs: Annotated[float | None, option("Expected passes over the data.")] = None,
     steps: Annotated[int | None, option("Noisy steps, instead of epochs.")] = None,

@@ -58,6 +58,7 @@ COMMANDS = {
         ("train", "--protect", "labels", "--data", "digits", "--epsilon", 3), ("--protect", "labels")),
     "tune": (
         ("tune", *TRAIN[:-4], "--set", "training.steps=2", "--delta", "1e-4", "--trials", 2,
+         "--law", "logarithmic",
          "--over", "training.learning_rate=0.1..1 log"), ("people.csv",)),
     "serve student": (
         ("serve", "student", "digits", "--teachers", 20, "--answers", 10, "--epsilon", 50),

@@ -27,6 +27,7 @@ from dpfy.training.config import SECTIONS
 CSV = ["data.kind=csv", "data.path=people.csv", "data.schema=people.toml"]
 IDX = ["data.kind=idx", "data.path=x", "data.labels_path=y", "data.classes=7"]
 NPZ = ["data.kind=npz", "data.path=x.npz", "data.classes=3"]
+IMAGES = ["data.kind=images", "data.path=x", 'data.names=["cat", "dog"]', "data.size=32"]
 USER = [*CSV, "data.user=person", "data.most_records=5"]
 GROUPS = [
     "training.clip=per-group",
@@ -52,6 +53,8 @@ EXAMPLES: dict[str, tuple[list[str], object]] = {
     ),
     "data.schema": (CSV, "people.toml"),
     "data.classes": (IDX, 7),
+    "data.names": (IMAGES, ("cat", "dog")),
+    "data.size": (IMAGES, 32),
     "data.range": ([*NPZ, "data.range=[-1, 1]"], (-1.0, 1.0)),
     "data.test_fraction": (["data.kind=digits", "data.test_fraction=0.25"], 0.25),
     "data.length": (["data.kind=text", "data.path=x.txt", "data.length=16"], 16),

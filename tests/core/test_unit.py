@@ -77,7 +77,7 @@ def test_what_a_unit_may_not_be():
     for wrong in ({"protects": "everything"}, {"tokens": 0}, {"tokens": True}, {"most_records": 0}):
         with pytest.raises(InvalidInput, match="unit"):
             Unit(**wrong)
-    assert set(PROTECTS) == {"record", "label", "prediction", "user", "window"}
+    assert set(PROTECTS) == {"record", "label", "prediction", "user", "window", "content"}
 
 
 def test_the_card_tells_the_length_of_a_text(tmp_path):

@@ -62,6 +62,10 @@ def positions_unbatched(m: nn.Module, i: Tensor) -> Tensor:
     return m.mix(m.emb(i) + m.pos(torch.arange(T))).mean(1)
 
 
+def positions_of_few_rows(m: nn.Module, i: Tensor) -> Tensor:
+    return m.mix(m.emb(i)).mean(1) + m.pos(torch.arange(3 * T) % 4).tanh().sum(0)
+
+
 def class_token(m: nn.Module, i: Tensor) -> Tensor:
     h = torch.cat([m.token.expand(len(i), -1, -1), m.emb(i)], 1) + m.places
     return m.mix(h)[:, 0]
@@ -129,6 +133,7 @@ CASES = {
     "tied by function": (tied_functional, ("emb", "mix")),
     "used twice": (twice, ("emb", "mix")),
     "positions without a batch": (positions_unbatched, ("emb", "mix", "pos")),
+    "positions of few rows": (positions_of_few_rows, ("emb", "mix", "pos")),
     "class token": (class_token, ("emb", "mix", "token", "places")),
     "folded by example": (folded, ("emb", "mix")),
     "second dimension": (second, ("emb", "mix")),

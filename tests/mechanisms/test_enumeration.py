@@ -15,7 +15,7 @@ import pytest
 from dpfy.core import events
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded, mock_permit
-from dpfy.mechanisms import additive, choice, grid, integers, response
+from dpfy.mechanisms import choice, grid, integers, response
 from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 from dpfy.mechanisms.candidates import PrivateSelection
 from dpfy.mechanisms.choice import Exponential, NoisyMax, PermuteAndFlip
@@ -24,7 +24,7 @@ from dpfy.mechanisms.grid import Grid, Laid
 from dpfy.mechanisms.histogram import StabilityHistogram, as_float, laplace_tail, laplace_threshold
 from dpfy.mechanisms.response import RandomizedResponseMechanism, UnaryResponse
 from dpfy.mechanisms.sparse import SparseVector
-from dpfy_lab.mechanisms import aggregate, local_sensitivity
+from dpfy_lab.mechanisms import aggregate, local_sensitivity, staircase
 from dpfy_lab.mechanisms.aggregate import AggregateMean, AggregateMedian
 from dpfy_lab.mechanisms.local_sensitivity import Near, ProposeTestRelease, SmoothQuantile
 from dpfy_lab.mechanisms.staircase import Staircase
@@ -42,7 +42,7 @@ def branches(monkeypatch):
     for module, names in (
         (integers, ("laplace", "gaussian")),
         (choice, ("choose", "permute_and_flip")),
-        (additive, ("below", "bernoulli", "geometric")),
+        (staircase, ("below", "bernoulli", "geometric")),
         (response, ("coins", "uniform")),
         (aggregate, ("uniform",)),
     ):

@@ -84,4 +84,5 @@ MAKE: dict[str, Callable[[type[Any]], Claim]] = {
     "synthesis": lambda kind: kind("a method", "a domain", "pairs", 3.0, 20, 4, 0.2),
     "training": _training,
     "tuning": _tuning,
+    "vocabulary": lambda kind: kind(4000, 20, 3.0, (200, 200), delta=1e-6, records=500),
 }

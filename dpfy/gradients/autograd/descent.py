@@ -339,7 +339,7 @@ def _table(node: Any, i: int, part: Contribution) -> Contribution | None:
 
 def small_table(part: Contribution) -> Contribution:
     """`part`, written out if it adds more rows to a table than that has."""
-    if not isinstance(part, EmbeddingGradient) or part.index.shape[1] < part.count:
+    if not isinstance(part, EmbeddingGradient) or part.index.shape[1] <= part.count:
         return part
     size = part.count * part.grads.shape[2]
     if part.batch * size > MOST_WRITTEN:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpfy.gradients.autograd.descent import small_table
 from dpfy.gradients.autograd.tape import Site, Tape
 from dpfy.gradients.layers import fused
 from dpfy.gradients.layers.bare import rows_alias
@@ -40,7 +41,8 @@ def run_embedding(module: nn.Embedding, tape: Tape, site: Site, index: Tensor) -
         return y
 
     def of_all(each: Tensor, saved: tuple[Tensor, ...]) -> Found:
-        return explain(each, saved, lambda t: t if t is each else t.expand(len(each), *t.shape))
+        found = explain(each, saved, lambda t: t if t is each else t.expand(len(each), *t.shape))
+        return [(p, small_table(part)) for p, part in found]
 
     return rows_alias(y, tape, site, weight, of_all, index)
 

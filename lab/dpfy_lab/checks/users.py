@@ -180,4 +180,4 @@ def EVALUATION() -> Found:
     return f"leaving out a user of {UNEQUAL[LARGE]} records moves the counts by {moved}, not by one"
 
 
-CHECKS = (WHOLE, SINGLE, SENSITIVITY, NOISE, EVALUATION)
+CHECKS = (WHOLE, SINGLE, SHARED, SENSITIVITY, NOISE, EVALUATION)
