@@ -51,12 +51,15 @@ class Dialect:
 
     def date_of(self, cell: str, kind: str) -> str:
         """The day of a date or a time; NULL where it is infinite."""
+        if kind == "timestamp":  # seconds may be beyond the range of microseconds
+            cell = f"TRY_CAST({cell} AS TIMESTAMP)"
         day = cell if kind == "date" else f"CAST({cell} AS DATE)"
         if kind == "instant":
             day = f"CAST(make_timestamp(epoch_us({cell})) AS DATE)"
         if kind == "nanoseconds":  # a cast rounds them to the next day
             long, count = 86_400 * 10**9, f"epoch_ns({cell})"
-            day = f"DATE '1970-01-01' + CAST(({count} - ({count} % {long} + {long}) % {long}) // {long} AS INTEGER)"
+            floor = f"{count} // {long} - CASE WHEN {count} % {long} < 0 THEN 1 ELSE 0 END"
+            return f"DATE '1970-01-01' + CAST({floor} AS INTEGER)"
         return f"CASE WHEN isfinite({cell}) THEN {day} END"
 
     def days(self, date: str) -> str:

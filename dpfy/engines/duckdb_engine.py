@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.engines.aggregates import TableEngine
@@ -21,6 +22,7 @@ from dpfy.tables.schema import Schema
 
 SOURCE = "dpfy_source"
 INTEGERS = re.compile(r"U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?")
+MICROSECONDS = {"s": 10**6, "ms": 10**3, "us": 1}
 FOOTER = 1 << 16
 """Bytes at the end of a Parquet file that are hashed: what it says about its parts."""
 
@@ -35,9 +37,9 @@ def kind_of(written: str) -> str:
         return "decimal"
     if written == "TIMESTAMP WITH TIME ZONE":
         return "instant"
-    if written == "TIMESTAMP_NS":
+    if written in ("TIMESTAMP_NS", "TIMESTAMPTZ_NS"):
         return "nanoseconds"
-    if written.startswith("TIMESTAMP"):
+    if written in ("TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_MS"):
         return "timestamp"
     return {"VARCHAR": "text", "BOOLEAN": "boolean", "DATE": "date"}.get(written, "other")
 
@@ -131,6 +133,13 @@ class DuckdbEngine(SqlEngine):
                 self._repair()
                 return self._guarded(sql)
             raise Corrupt(self.what, "cannot be read: a file is missing or damaged") from None
+        except (duckdb.ConversionException, duckdb.OutOfRangeException) as problem:
+            if self.files and not self._repaired:  # a time that microseconds do not reach
+                self._repair()
+                return self._guarded(sql)
+            raise Corrupt(
+                self.what, f"DuckDB could not answer ({type(problem).__name__})"
+            ) from None
         except (duckdb.IOException, duckdb.HTTPException):
             raise Corrupt(self.what, "cannot be read: a file is missing or damaged") from None
         except duckdb.CatalogException:
@@ -142,8 +151,8 @@ class DuckdbEngine(SqlEngine):
             raise Corrupt(self.what, f"DuckDB could not answer ({kind})") from None
 
     def _repair(self) -> None:
-        """Copy the files into a table of the engine without the texts that are none: missing cells,
-        as everywhere.
+        """Copy the files into a table of the engine without the cells that DuckDB does not read:
+        texts that are none are missing, and times beyond its range are moved into it.
         """
         import pyarrow.parquet
 
@@ -172,14 +181,56 @@ class DuckdbEngine(SqlEngine):
 
 
 def _valid(column: Any) -> Any:
-    """An Arrow column without texts that are not UTF-8."""
+    """An Arrow column without texts that are not UTF-8, and with times that DuckDB can read."""
     try:
         column.validate(full=True)
     except Exception:
         import pyarrow
 
         return pyarrow.array(listed(column), column.type)
-    return column
+    return reachable(column)
+
+
+def reachable(column: Any) -> Any:
+    """An Arrow column of dates or times as DuckDB reads it without an error: days, micro- or
+    nanoseconds. Those that DuckDB has no value for are moved to the nearest that it has.
+    """
+    import pyarrow as pa
+
+    kind = column.type
+    each, most, wide, due = 1, 1 << 62, pa.int64(), kind
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        most, due = (1 << 63) - 2, pa.timestamp("ns")  # with a zone too: its day is that of UTC
+    elif pa.types.is_timestamp(kind):
+        each, due = MICROSECONDS[kind.unit], pa.timestamp("us", kind.tz)
+    elif pa.types.is_date(kind):
+        most, wide, due = 1 << 30, pa.int32(), pa.date32()
+    else:
+        return column
+    held = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    missing = held.is_null().to_numpy(zero_copy_only=False)
+    raw = held.view(pa.int32() if pa.types.is_date32(kind) else pa.int64())
+    whole = raw.fill_null(0).to_numpy(zero_copy_only=False)
+    if not pa.types.is_date32(kind):
+        missing |= whole == np.iinfo(np.int64).min  # numpy's word for no time
+    if pa.types.is_date64(kind):
+        whole = whole // 86_400_000
+    moved = np.clip(whole, -(most // each), most // each) * each
+    return pa.array(moved, wide, mask=missing).view(due)
+
+
+def known_to_duckdb(kind: Any) -> bool:
+    """Whether DuckDB reads every cell of this Arrow type, after `reachable`."""
+    from pyarrow import types as of
+
+    if of.is_dictionary(kind):
+        kind = kind.value_type
+        return bool(of.is_string(kind) or of.is_large_string(kind))
+    if of.is_decimal128(kind):
+        return bool(kind.scale >= 0)
+    plain = (of.is_integer, of.is_boolean, of.is_float32, of.is_float64, of.is_string)
+    more = (of.is_large_string, of.is_string_view, of.is_timestamp, of.is_date, of.is_null)
+    return any(test(kind) for test in (*plain, *more))
 
 
 def connected() -> duckdb.DuckDBPyConnection:

@@ -38,7 +38,8 @@ def opened(
     if engine is not None:
         return engine  # type: ignore[no-any-return]
     if column_names(data) is not None:
-        what = "a strict schema" if held.strict else "rows of several persons"
+        what = "a strict schema" if held.strict else "a type of a column"
+        what = "rows of several persons" if shared and not held.strict else what
         raise Unsupported(f"{what} in a source that is read where it is", "give a file or a table")
     return MemoryEngine(PrivateTable(data, held, owner, at_most))
 
@@ -108,8 +109,8 @@ def _in_engine(data: Any, schema: Schema, owner: str | None, check: bool = True)
 
 
 def _of_arrow(table: Any, schema: Schema, owner: str | None, check: bool) -> Any:
-    """DuckDB over an Arrow table; None where texts are damaged, or two names are hard to tell
-    apart.
+    """DuckDB over an Arrow table; None where texts are damaged, two names are hard to tell apart, or
+    a type has cells that DuckDB does not read.
     """
     from dpfy.engines import duckdb_engine
 
@@ -122,6 +123,11 @@ def _of_arrow(table: Any, schema: Schema, owner: str | None, check: bool) -> Any
         table.validate(full=True)
     except Exception:  # whatever Arrow finds in a cell
         return None
+    if check:
+        if not all(map(duckdb_engine.known_to_duckdb, table.schema.types)):
+            return None
+        for place, name in enumerate(names):
+            table = table.set_column(place, name, duckdb_engine.reachable(table.column(place)))
     return duckdb_engine.of_arrow(table, schema, owner, "the table")
 
 

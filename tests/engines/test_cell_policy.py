@@ -9,12 +9,15 @@ import random
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
+import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dpfy.engines import expressions as e
 from dpfy.engines.aggregates import CountRequest, MemoryEngine
 from dpfy.engines.duckdb_engine import of_arrow
+from dpfy.engines.sources import opened
 from dpfy.tables import Category, Date, Label, Number, OpenColumn, PrivateTable, Schema
 
 R = random.Random(5)
@@ -246,3 +249,68 @@ def test_every_cell_is_read_alike(name):
 
 def test_there_are_ten_thousand_cells():
     assert sum(map(len, COLUMNS.values())) >= 10_000
+
+
+FAR = [0, None, -1, 2**63 - 1, -(2**63), 2**62, 9 * 10**18, -9 * 10**18, 9 * 10**15, -(10**15)]
+FAR_DAYS = [0, None, -1, 2**31 - 1, -(2**31), 2**30, -(2**30), 5881581]
+FAR_CELLS = {
+    **{
+        f"time {unit} {zone}": pa.array(FAR, pa.int64()).cast(pa.timestamp(unit, zone))
+        for unit in ("s", "ms", "us", "ns")
+        for zone in (None, "UTC")
+    },
+    "days": pa.array(FAR_DAYS, pa.int32()).cast(pa.date32()),
+    "milliseconds": pa.array([0, None, 86_400_000 * 2**30, -86_400_000], pa.int64()).view(
+        pa.date64()
+    ),
+    **{f"duration {unit}": pa.array(FAR, pa.duration(unit)) for unit in ("s", "ms", "us", "ns")},
+    "words of times": pa.array(FAR, pa.int64()).cast(pa.timestamp("s")).dictionary_encode(),
+    "list of times": pa.array([[x] for x in FAR], pa.list_(pa.timestamp("s"))),
+    "wide decimal": pa.array([Decimal(10) ** 60, None], pa.decimal256(70, 2)),
+    "tens": pa.array([Decimal(100), None], pa.decimal128(5, -1)),
+    "half": pa.array([1.0, None, math.inf], pa.float16()),
+}
+
+
+@pytest.mark.parametrize("name", FAR_CELLS)
+def test_no_cell_stops_an_engine(name, tmp_path):
+    """DuckDB raised while it read times that its microseconds do not reach."""
+    cells = pa.chunked_array([FAR_CELLS[name][:1], FAR_CELLS[name][1:]])
+    rows = pa.array([str(k) for k in range(len(cells))])
+    table = pa.table({"x": cells, "row": rows})
+    sources = [table]
+    try:
+        pq.write_table(table, tmp_path / "one.parquet")
+        for k in range(2):
+            (tmp_path / "parts").mkdir(exist_ok=True)
+            pq.write_table(table, tmp_path / "parts" / f"{k}.parquet")
+        sources += [tmp_path / "one.parquet", tmp_path / "parts"]
+    except (pa.ArrowException, OSError):  # what no file can hold
+        pass
+    seen = 0
+    for column in RANGED:
+        schema = Schema((column, OpenColumn("row")), MISSING)
+        due = MemoryEngine(PrivateTable(table, schema))
+        for place, source in enumerate(sources):
+            engine = opened(source, schema)
+            assert engine.content(["x"], ["x"])
+            for leaf in [*leaves_of(column), *FLAGS]:
+                asked = CountRequest(e.of(0), (leaf, e.text("row", 20)))
+                found = engine.counts(asked)
+                if place == 0:  # the ends of the ranges of files are infinite to DuckDB
+                    assert found == due.counts(asked), (column, leaf)
+                seen += 1
+    assert seen >= len(sources) * len(RANGED)
+
+
+def test_no_cell_of_a_relation_stops_an_engine():
+    duck = duckdb.connect()
+    duck.execute("CREATE TABLE t AS SELECT make_timestamp(0)::TIMESTAMP_S AS x, '0' AS row")
+    far = pa.table({"x": pa.array([9 * 10**18, -9 * 10**18], pa.timestamp("s")), "row": ["1", "2"]})
+    duck.register("far", far)
+    duck.execute("INSERT INTO t SELECT * FROM far")
+    schema = Schema((RANGED[-1], OpenColumn("row")), MISSING)
+    engine = opened(duck.table("t"), schema)
+    assert engine.content(["x"], [])
+    found = engine.counts(CountRequest(e.of(0), (e.number("x"), e.text("row", 9))))
+    assert len(found) == 3

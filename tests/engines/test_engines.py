@@ -115,7 +115,10 @@ def released(engine, text, owner, limit, family):
     return [a.to_json() for a in statistic.release(engine, spend)], exact
 
 
-@pytest.mark.parametrize("seed", range(20))
+SEEDS = [s if s < 8 else pytest.param(s, marks=pytest.mark.slow) for s in range(20)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_reference_and_duckdb_release_the_same(seed, tmp_path):
     r = np.random.default_rng(seed)
     rows = table(r, int(r.choice([0, 1, 40, 1500])))
