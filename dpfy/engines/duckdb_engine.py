@@ -4,7 +4,9 @@ are read where they are.
 
 from __future__ import annotations
 
+import atexit
 import re
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,21 +99,20 @@ class DuckdbEngine(SqlEngine):
         self._guarded(f"CREATE OR REPLACE TEMP TABLE {name} AS {sql}")
 
     def content(self, columns: Sequence[str], written: Sequence[str]) -> bytes:
-        """See `TableEngine`. Of files what tells one version from another: size, time of change, and the
-        end, which says what the parts are. Of tables a sum of hashes, whatever the order of rows.
+        """See `TableEngine`: a sum of hashes, whatever the order of rows. Of files also their size and
+        time of change, and their end, which says what the parts are.
         """
-        if self.files:
-            return digest_of(
-                f"{path.name} {identity} {digest_of([_end(path)]).hex()}"
-                for path, identity in zip(self.files, self._before, strict=True)
-            )
+        files = [
+            f"{path.name} {identity} {digest_of([_end(path)]).hex()}"
+            for path, identity in zip(self.files, self._before, strict=True)
+        ]
         read = {*columns, *(c.name for c in self.schema.columns if c.drop)}
         read |= set() if self.owner is None else {self.owner}
         parts = {name for name in read if name in self.kinds}
         parts |= {c.name for c in self.schema.columns if any(n.startswith(c.name) for n in read)}
         named = ", ".join(self.dialect.quoted(name) for name in sorted(parts)) or "1"
         sql = f"SELECT COUNT(*), SUM(hash({named})::HUGEINT) FROM {self.table}"
-        return digest_of(self.fetch(sql)[0])
+        return digest_of([*files, *self.fetch(sql)[0]])
 
     def _identity(self) -> list[tuple[int, int]]:
         try:
@@ -236,6 +237,7 @@ def known_to_duckdb(kind: Any) -> bool:
 def connected() -> duckdb.DuckDBPyConnection:
     """A database in memory that fetches nothing from elsewhere and keeps nothing."""
     folder = tempfile.mkdtemp(prefix="dpfy-duckdb-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     found = duckdb.connect(":memory:")
     for name, value in (
         ("temp_directory", f"'{folder}'"),

@@ -4,6 +4,8 @@ answers, whatever the order of the rows, the number of threads and how the rows 
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -252,10 +254,48 @@ def test_a_query_that_was_stopped_goes_on_and_other_files_are_refused(tmp_path, 
     with pytest.raises(InvalidInput, match="resume"):
         asked(tmp_path / "parts", tmp_path / "run", text, resume=True)
     (tmp_path / "parts" / "1.parquet").write_bytes(held)
-    import os
-
     os.utime(tmp_path / "parts" / "1.parquet", ns=(stamp, stamp))
     assert asked(tmp_path / "parts", tmp_path / "run", text, resume=True) == due
+
+
+def test_files_that_only_look_the_same_are_refused_on_resume(tmp_path, monkeypatch):
+    """The same size, time of change and end: another cell would be answered with the same noise."""
+    (tmp_path / "parts").mkdir()
+    files = [tmp_path / "parts" / f"{k}.parquet" for k in range(2)]
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+
+    def write(first: float) -> None:
+        for file in files:
+            pq.write_table(pa.table({"x": [first, *range(1, 3000)]}), file, **plain)
+            os.utime(file, ns=(10**18, 10**18))
+
+    def ask(**more):
+        run = dpfy.Run(tmp_path / "run", **more)
+        schema = [dpfy.Number("x", 0, 3000)]
+        return dpfy.query(
+            tmp_path / "parts", "sum(x)", schema=schema, epsilon=1.0, delta=0, run=run
+        )
+
+    write(0.0)
+    before = [
+        (file.stat().st_size, file.read_bytes()[-duckdb_engine.FOOTER // 8 :]) for file in files
+    ]
+    monkeypatch.setattr(duckdb_engine, "FOOTER", duckdb_engine.FOOTER // 8)
+    real = duckdb_engine.DuckdbEngine.sums
+    monkeypatch.setattr(duckdb_engine.DuckdbEngine, "sums", _interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ask()
+    monkeypatch.setattr(duckdb_engine.DuckdbEngine, "sums", real)
+    write(3000.0)
+    assert before == [(f.stat().st_size, f.read_bytes()[-duckdb_engine.FOOTER :]) for f in files]
+    with pytest.raises(InvalidInput, match="resume"):
+        ask(resume=True)
+    write(0.0)
+    assert ask(resume=True).verify()
+
+
+def _interrupted(self, given):
+    raise KeyboardInterrupt
 
 
 def test_the_selection_is_fair_and_follows_the_secret():
