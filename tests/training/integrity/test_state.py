@@ -194,11 +194,12 @@ def test_the_memory_of_the_noise_is_the_runs_alone(tmp_path, change):
         batches = training.batches()
         while training.steps_done < 1:
             training.step(losses_of(net, *next(batches)))
+        made = training.steps_done  # a batch may be empty: its step is made with the next one
         change(training.state.noise)
         for _ in range(2):
             with pytest.raises(Unsupported, match="the memory of the noise written to"):
                 training.step(losses_of(net, *next(batches)))
-        assert training.steps_done == 1
+        assert training.steps_done == made
 
 
 def test_in_the_middle_of_a_step_the_state_is_the_one_before_it(tmp_path):
