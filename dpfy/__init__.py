@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dpfy.core.plugins import exported_names as _exported_names
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # The one list of public names: type checkers read it as it is, and `_exported_names` makes
 # `__all__` of it and imports a name when it is first used. Names of the levels below are those of

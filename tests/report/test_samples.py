@@ -4,6 +4,7 @@ began is still finished.
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from dpfy_lab.studies.study import Options, stored
 
 ROOT = Path(__file__).parent.parent
 V1 = ROOT / "samples" / "v1"
+V2 = ROOT / "samples" / "v2"
 STUDY_CELLS = ROOT.parent / "docs" / "studies"
 UNFINISHED = "interrupted"
 RUNS = sorted(
@@ -107,6 +109,36 @@ def test_pages_that_are_written_again_are_accepted_and_edited_ones_are_not(
         flip(run / page, 0.5)
         assert [line for line in broken(run) if page in line] != []
         publish(run, form)
+
+
+@pytest.fixture(scope="module")
+def v2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The samples of version 0.2 with their files under their own names."""
+    place = shutil.copytree(V2, tmp_path_factory.mktemp("samples") / "v2")
+    (place / "trained" / f"report.html{TEXT}").rename(place / "trained" / "report.html")
+    return place
+
+
+OF_TABLE = ("fitted", "queried", "synthetic")
+
+
+@pytest.mark.parametrize("name", [*OF_TABLE, "people.jsonl", "trained", "tuned"])
+def test_runs_of_version_02_verify(name: str, v2: Path) -> None:
+    options = {"ledger": v2 / "people.jsonl"} if name in OF_TABLE else {}
+    assert broken(v2 / name, **options) == []
+
+
+@pytest.mark.parametrize("name", [*OF_TABLE, "trained", "tuned"])
+def test_a_changed_number_in_a_run_of_version_02_is_found(
+    name: str, v2: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(v2 / name, tmp_path / "run")
+    card = run / "privacy.json"
+    text = card.read_text("utf-8")
+    old = json.loads(text)["guarantee"]["epsilon"]
+    assert str(old) in text
+    card.write_text(text.replace(str(old), str(old * 0.9)), "utf-8")
+    assert broken(run) != []
 
 
 def test_an_unfinished_run_is_told_from_a_finished_one(v1: Path) -> None:
