@@ -9,7 +9,7 @@ order of the rows, their partitions and the number of threads.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -60,6 +60,35 @@ class CountRequest:
 
 
 @dataclass(frozen=True)
+class KeptColumn:
+    """A column of rows that are kept: whole numbers between two that are public."""
+
+    value: Expression
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class KeepRequest:
+    """Rows that are read many times: what they are made of is computed once, and the rows of a
+    person are chosen once.
+
+    Args:
+        group: -1 where the row is not used.
+        columns: Whole numbers, by name.
+        content: What the choice of a person's rows looks at: whole numbers.
+        limit: How many rows of a person are used.
+        key: Chooses them; it follows from the secret of the run.
+    """
+
+    group: Expression
+    columns: Mapping[str, KeptColumn]
+    content: tuple[Expression, ...] = ()
+    limit: ContributionLimit = field(default_factory=ContributionLimit)
+    key: str = ""
+
+
+@dataclass(frozen=True)
 class CellSums:
     """The sums of the cells that rows add to: their places, and whole numbers [places, width]."""
 
@@ -71,6 +100,21 @@ class CellSums:
         found = np.zeros((cells, self.totals.shape[1]), np.int64)
         found[self.at] = np.clip(self.totals, -MOST, MOST).astype(np.int64)
         return found
+
+
+class KeptRows(Protocol):
+    """Rows that an engine keeps where the table is, until they are closed."""
+
+    def sums(
+        self, cells: Sequence[tuple[Expression, int]], values: Sequence[Expression] = ()
+    ) -> list[NDArray[np.int64]]:
+        """For each of `cells`, the sums of the values by place [places, width]; of ones, where there
+        are no values. A cell is the place of a row, -1 where it is not counted, and how many places
+        there are. Expressions read `kept` columns.
+        """
+
+    def close(self) -> None:
+        """Forget the rows."""
 
 
 class TableEngine(Protocol):
@@ -88,6 +132,9 @@ class TableEngine(Protocol):
 
     def counts(self, asked: CountRequest) -> dict[tuple[Any, ...], int]:
         """Counts by group and keys."""
+
+    def keep_rows(self, asked: KeepRequest) -> KeptRows:
+        """The rows that are used, kept where the table is."""
 
     def rows(self) -> int:
         """The number of rows, which is private unless the caller has published it."""
@@ -151,6 +198,16 @@ class MemoryEngine:
         sizes = np.bincount(places[kept], minlength=len(named)).tolist()
         return {pair: size for pair, size in zip(named, sizes, strict=True) if size}
 
+    def keep_rows(self, asked: KeepRequest) -> KeptRows:
+        """See `TableEngine`."""
+        groups = _whole(asked.group, self.table)
+        content = [_whole(part, self.table) for part in asked.content]
+        used = self._kept(asked.limit, groups, content, asked.key)
+        columns = {
+            name: _whole(column.value, self.table)[used] for name, column in asked.columns.items()
+        }
+        return MemoryRows(columns, int(used.sum()))
+
     def _kept(
         self,
         limit: ContributionLimit,
@@ -185,6 +242,34 @@ class MemoryEngine:
         return whole.digest()
 
 
+@dataclass(frozen=True, repr=False)
+class MemoryRows:
+    """Rows that the reference keeps."""
+
+    columns: dict[str, NDArray[np.int64]]
+    size: int
+
+    def kept(self, name: str) -> NDArray[np.int64]:
+        """A column."""
+        return self.columns[name]
+
+    def sums(
+        self, cells: Sequence[tuple[Expression, int]], values: Sequence[Expression] = ()
+    ) -> list[NDArray[np.int64]]:
+        """See `KeptRows`."""
+        each = [_whole(value, self) for value in values] or [np.ones(self.size, np.int64)]
+        found = []
+        for cell, size in cells:
+            at = _whole(cell, self)
+            there = at >= 0
+            found.append(_summed(at[there], [value[there] for value in each]).dense(size))
+        return found
+
+    def close(self) -> None:
+        """See `KeptRows`."""
+        self.columns.clear()
+
+
 def engine_of(table: Any) -> TableEngine:
     """The engine of a table; one in memory has the reference."""
     if isinstance(table, PrivateTable):
@@ -194,7 +279,7 @@ def engine_of(table: Any) -> TableEngine:
     return table  # type: ignore[no-any-return]
 
 
-def _whole(asked: Expression, table: PrivateTable) -> NDArray[np.int64]:
+def _whole(asked: Expression, table: Any) -> NDArray[np.int64]:
     return np.asarray(evaluate(asked, table)).astype(np.int64)
 
 

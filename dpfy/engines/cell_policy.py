@@ -86,6 +86,8 @@ class CellPolicy:
 
     def _settled(self, asked: Expression) -> str:
         op, name = asked.op, asked.parts[0]
+        if op == "kept":
+            return self._first(f"CAST({self.dialect.quoted(name)} AS BIGINT)")
         column, part = self._source(name)
         if op in ("number", "code") and part is not None:
             return self._part(column, part)

@@ -5,7 +5,13 @@ with the same meaning in all of them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+WHOLE_TYPES = (
+    ("UTINYINT", 0, 2**8 - 1),
+    ("USMALLINT", 0, 2**16 - 1),
+    ("INTEGER", -(2**31), 2**31 - 1),
+)
 KINDS = (
     *("text", "integer", "float", "decimal", "boolean", "date"),
     *("timestamp", "nanoseconds", "instant", "other"),
@@ -85,6 +91,23 @@ class Dialect:
     def rounded(self, double: str) -> str:
         """The nearest whole number, the even one of two, as an integer."""
         return f"CAST(round_even({double}, 0) AS BIGINT)"
+
+    def truncated(self, double: str) -> str:
+        """A double without its fraction, as an integer."""
+        return f"CAST(trunc({double}) AS BIGINT)"
+
+    def whole_type(self, low: int, high: int) -> str:
+        """The smallest type of whole numbers that has both."""
+        for name, least, most in WHOLE_TYPES:
+            if least <= low and high <= most:
+                return name
+        return "BIGINT"
+
+    def numbered(self, values: Sequence[float]) -> str:
+        """A SELECT of values, v, and their places from 0, k."""
+        listed = ", ".join(map(str, values)) if isinstance(values[0], int) else None
+        listed = listed or ", ".join(map(self.double, values))
+        return f"SELECT unnest(range({len(values)})) AS k, unnest([{listed}]) AS v"
 
     def total(self, integer: str) -> str:
         """An exact sum of integers."""

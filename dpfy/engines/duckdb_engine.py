@@ -14,6 +14,7 @@ from typing import Any
 
 import duckdb
 import numpy as np
+from numpy.typing import NDArray
 
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.engines.aggregates import TableEngine
@@ -90,13 +91,26 @@ class DuckdbEngine(SqlEngine):
     def fetch(self, sql: str) -> list[tuple[Any, ...]]:
         """See `SqlEngine`. Files that changed since the table was opened are an error."""
         found = self._guarded(sql)
-        if self._identity() != self._before:
-            raise Corrupt(self.what, "changed while it was read; run the query again")
-        return found
+        self._check_unchanged()
+        return found  # type: ignore[no-any-return]
+
+    def fetch_whole(self, sql: str) -> list[NDArray[np.int64]]:
+        """See `SqlEngine`."""
+        found = self._guarded(sql, "fetchnumpy")
+        return [np.asarray(column, np.int64) for column in found.values()]
 
     def keep(self, name: str, sql: str) -> None:
         """See `SqlEngine`."""
         self._guarded(f"CREATE OR REPLACE TEMP TABLE {name} AS {sql}")
+        self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
+        if self._identity() != self._before:
+            raise Corrupt(self.what, "changed while it was read; run the query again")
+
+    def forget(self, name: str) -> None:
+        """See `SqlEngine`."""
+        self._guarded(f"DROP TABLE IF EXISTS {name}")
 
     def content(self, columns: Sequence[str], written: Sequence[str]) -> bytes:
         """See `TableEngine`: a sum of hashes, whatever the order of rows. Of files also their size and
@@ -120,10 +134,10 @@ class DuckdbEngine(SqlEngine):
         except OSError:
             raise Corrupt(self.what, "one of its files is gone; put it back") from None
 
-    def _guarded(self, sql: str) -> list[tuple[Any, ...]]:
+    def _guarded(self, sql: str, how: str = "fetchall") -> Any:
         """What DuckDB answers. No word of its messages is passed on: they quote cells."""
         try:
-            return self.connection.execute(sql).fetchall()
+            return getattr(self.connection.execute(sql), how)()
         except duckdb.OutOfMemoryException:
             way = "ask fewer statistics at once, or give DuckDB more room"
             raise Unsupported(
@@ -132,12 +146,12 @@ class DuckdbEngine(SqlEngine):
         except duckdb.InvalidInputException as problem:
             if "string encoding" in str(problem) and self.files and not self._repaired:
                 self._repair()
-                return self._guarded(sql)
+                return self._guarded(sql, how)
             raise Corrupt(self.what, "cannot be read: a file is missing or damaged") from None
         except (duckdb.ConversionException, duckdb.OutOfRangeException) as problem:
             if self.files and not self._repaired:  # a time that microseconds do not reach
                 self._repair()
-                return self._guarded(sql)
+                return self._guarded(sql, how)
             raise Corrupt(
                 self.what, f"DuckDB could not answer ({type(problem).__name__})"
             ) from None
@@ -282,9 +296,9 @@ class RelationEngine(DuckdbEngine):
         self.relation = relation
         super().__init__(None, SOURCE, schema, owner, "the relation")  # type: ignore[arg-type]
 
-    def _guarded(self, sql: str) -> list[tuple[Any, ...]]:
+    def _guarded(self, sql: str, how: str = "fetchall") -> Any:
         self.connection = self  # type: ignore[assignment]
-        return super()._guarded(sql)
+        return super()._guarded(sql, how)
 
     def execute(self, sql: str) -> Any:
         """What the caller's connection answers."""

@@ -14,9 +14,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from dpfy.tables.table import PrivateTable
-
-LEAVES = frozenset({"number", "code", "part", "unfit", "absent", "text", "raw"})
+LEAVES = frozenset({"number", "code", "part", "unfit", "absent", "text", "raw", "kept"})
 Given = Union["Expression", float, int, bool]
 
 
@@ -90,6 +88,14 @@ class Expression:
         """The nearest whole number, the even one of two, as an integer. It must not be missing."""
         return Expression("whole", (self,))
 
+    def toward_zero(self) -> Expression:
+        """The number without its fraction, as an integer. It must not be missing."""
+        return Expression("toward zero", (self,))
+
+    def root(self) -> Expression:
+        """The square root of a number that is not negative."""
+        return Expression("root", (self,))
+
     def place(self, edges: Sequence[float]) -> Expression:
         """How many of the edges, which grow, are at most this number; 0 where it is missing."""
         return Expression("place", (self, tuple(map(float, edges))))
@@ -151,6 +157,11 @@ def raw(name: str) -> Expression:
     return Expression("raw", (name,))
 
 
+def kept(name: str) -> Expression:
+    """A column of rows that an engine keeps; see `dpfy.engines.aggregates.KeptRows`."""
+    return Expression("kept", (name,))
+
+
 def choose(condition: Expression, yes: Given, no: Given) -> Expression:
     """One value where the condition is true, the other elsewhere."""
     return Expression("choose", (condition, of(yes), of(no)))
@@ -181,13 +192,14 @@ COMPUTED: dict[str, Callable[..., Any]] = {
     "not": np.logical_not,
     "missing": np.isnan,
     "floor": np.floor,
+    "root": np.sqrt,
     "choose": np.where,
     "clip": np.clip,
     "in": np.isin,
 }
 
 
-def evaluate(asked: Expression, table: PrivateTable) -> np.ndarray:
+def evaluate(asked: Expression, table: Any) -> np.ndarray:
     """An expression for every row, in memory: the reference."""
     memory: dict[Expression, Any] = {}
     with np.errstate(all="ignore"):
@@ -195,7 +207,7 @@ def evaluate(asked: Expression, table: PrivateTable) -> np.ndarray:
     return np.broadcast_to(found, (table.size,)) if found.ndim == 0 else found
 
 
-def _evaluated(asked: Expression, table: PrivateTable, memory: dict[Expression, Any]) -> Any:
+def _evaluated(asked: Expression, table: Any, memory: dict[Expression, Any]) -> Any:
     if asked in memory:
         return memory[asked]
     parts = [_evaluated(p, table, memory) if isinstance(p, Expression) else p for p in asked.parts]
@@ -203,13 +215,15 @@ def _evaluated(asked: Expression, table: PrivateTable, memory: dict[Expression, 
     return found
 
 
-def _one(op: str, parts: list[Any], table: PrivateTable) -> Any:
+def _one(op: str, parts: list[Any], table: Any) -> Any:
     if op in COMPUTED:
         return COMPUTED[op](*parts)
     if op == "value":
         return np.asarray(parts[0])
     if op == "whole":
         return np.rint(parts[0]).astype(np.int64)
+    if op == "toward zero":
+        return np.trunc(parts[0]).astype(np.int64)
     if op == "place":
         found = np.searchsorted(np.array(parts[1]), parts[0], side="right")
         return np.where(np.isnan(parts[0]), 0, found)
@@ -221,8 +235,10 @@ def _one(op: str, parts: list[Any], table: PrivateTable) -> Any:
     return _leaf(op, parts, table)
 
 
-def _leaf(op: str, parts: list[Any], table: PrivateTable) -> Any:
+def _leaf(op: str, parts: list[Any], table: Any) -> Any:
     name = parts[0]
+    if op == "kept":
+        return table.kept(name)
     if op == "number":
         return table.numbers(name)
     if op == "code":

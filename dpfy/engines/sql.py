@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpfy.engines.aggregates import (
     CONTRIBUTIONS,
+    MOST,
     CellSums,
     CountRequest,
+    KeepRequest,
+    KeptRows,
     MemoryEngine,
     SumRequest,
     TableEngine,
@@ -31,7 +35,9 @@ from dpfy.tables.schema import Schema
 from dpfy.tables.table import PrivateTable
 
 OWNER = "dpfy_owner"
-STEPS = ("choose", "clip", "place", "whole", "lookup", "word place", "missing")
+FEW = 16
+"""Lists of so many values are written out where they are looked up; longer ones are joined."""
+STEPS = ("choose", "clip", "place", "whole", "toward zero", "lookup", "word place", "missing")
 """Operations that may name a part more than once: what they are made of is a column of a step."""
 
 
@@ -41,6 +47,9 @@ class Selected:
     def __init__(self, policy: CellPolicy, table: str, owner: str | None) -> None:
         self.policy, self.dialect, self.table, self.owner = policy, policy.dialect, table, owner
         self.steps: list[list[str]] = []
+        self.lists: Callable[[tuple[float, ...]], str] | None = None
+        """Keeps a list of values as a table, and says its name."""
+        self.joins: dict[int, list[str]] = {}
         self.known: dict[Expression, tuple[str, int]] = {}
 
     def column(self, asked: Expression) -> str:
@@ -63,7 +72,8 @@ class Selected:
         found = f"SELECT {', '.join(first or ['1 AS p'])} FROM {self.table}"
         found = f"SELECT {', '.join(held or ['p'])} FROM ({found}) AS cells{joined}"
         for k, step in enumerate(self.steps):
-            found = f"SELECT *, {', '.join(step)} FROM ({found}) AS step{k}"
+            joins = "".join(self.joins.get(k, ()))
+            found = f"SELECT step{k}.*, {', '.join(step)} FROM ({found}) AS step{k}{joins}"
         return found
 
     def _bound(self, asked: Expression, sql: str, step: int) -> tuple[str, int]:
@@ -95,6 +105,11 @@ class Selected:
                 sql, at = self._bound(given, sql, at)
             parts.append(sql)
             step = max(step, at)
+        if asked.op == "lookup" and self.lists is not None and len(parts[1]) > FEW:
+            name = f"v{sum(map(len, self.joins.values()))}"
+            joined = f" JOIN {self.lists(parts[1])} AS {name} ON {parts[0]} = {name}.k"
+            self.joins.setdefault(step, []).append(joined)
+            return self._bound(asked, f"{name}.v", step)
         return self._written(asked.op, parts), step
 
     def _value(self, value: Any) -> str:
@@ -120,6 +135,10 @@ class Selected:
             return f"CAST(floor({x}) AS DOUBLE)"
         if op == "whole":
             return d.rounded(x)
+        if op == "toward zero":
+            return d.truncated(x)
+        if op == "root":
+            return f"sqrt({x})"
         if op == "clip":
             low, high = d.double(parts[1]), d.double(parts[2])
             return f"CASE WHEN {x} < {low} THEN {low} WHEN {x} > {high} THEN {high} ELSE {x} END"
@@ -169,14 +188,24 @@ class SqlEngine(ABC):
         self.table, self.dialect = table, dialect
         self.owned = owner is not None
         self._busy: dict[int, str | None] = {}
+        self._tables = 0
 
     @abstractmethod
     def fetch(self, sql: str) -> list[tuple[Any, ...]]:
         """The rows of a SELECT. What goes wrong is an error without a cell."""
 
+    def fetch_whole(self, sql: str) -> list[NDArray[np.int64]]:
+        """The columns of a SELECT of whole numbers."""
+        rows = np.array(self.fetch(sql), np.int64)
+        return list(rows.T) if len(rows) else [rows.reshape(-1)] * 2
+
     @abstractmethod
     def keep(self, name: str, sql: str) -> None:
         """Keep the rows of a SELECT as a temporary table."""
+
+    @abstractmethod
+    def forget(self, name: str) -> None:
+        """Drop a temporary table."""
 
     @abstractmethod
     def content(self, columns: Sequence[str], written: Sequence[str]) -> bytes:
@@ -185,6 +214,12 @@ class SqlEngine(ABC):
     def _selected(self) -> Selected:
         policy = CellPolicy(self.schema, self.kinds, self.dialect)
         return Selected(policy, self.table, self.owner)
+
+    def new_table(self, sql: str) -> str:
+        """Keep the rows of a SELECT; the name of their table."""
+        self._tables += 1
+        self.keep(name := f"dpfy_kept_{self._tables}", sql)
+        return name
 
     def rows(self) -> int:
         """See `TableEngine`."""
@@ -206,10 +241,7 @@ class SqlEngine(ABC):
         if len(parts) > 1:
             again = ", ".join(f"SUM(t{k})" for k in range(max(1, len(values))))
             sql = f"SELECT place, {again} FROM ({sql}) AS parts GROUP BY place"
-        found = sorted((int(row[0]), *map(int, row[1:])) for row in self.fetch(sql))
-        at = np.array([row[0] for row in found], np.int64)
-        sums = np.array([row[1:] for row in found], object)
-        return CellSums(at, sums.reshape(len(found), max(1, len(values))))
+        return _cell_sums(self.fetch(sql), max(1, len(values)))
 
     def counts(self, asked: CountRequest) -> dict[tuple[Any, ...], int]:
         """See `TableEngine`."""
@@ -222,6 +254,20 @@ class SqlEngine(ABC):
         sql = f"SELECT {named}, COUNT(*) FROM ({used}) AS used GROUP BY {named}"
         return {tuple(row[:-1]): int(row[-1]) for row in self.fetch(sql)}
 
+    def keep_rows(self, asked: KeepRequest) -> KeptRows:
+        """See `TableEngine`."""
+        held, d = self._selected(), self.dialect
+        group = held.column(asked.group)
+        named = {name: held.column(column.value) for name, column in asked.columns.items()}
+        content = [held.column(part) for part in asked.content]
+        rows = f"SELECT * FROM ({held.sql()}) AS steps WHERE {group} >= 0"
+        used = self._used(rows, [group], content, asked.limit, asked.key, [*named.values()])
+        narrow = ", ".join(
+            f"CAST({named[name]} AS {d.whole_type(column.low, column.high)}) AS {d.quoted(name)}"
+            for name, column in asked.columns.items()
+        )
+        return SqlRows(self, self.new_table(f"SELECT {narrow} FROM ({used}) AS used"))
+
     def _used(
         self,
         rows: str,
@@ -229,14 +275,17 @@ class SqlEngine(ABC):
         content: Sequence[str],
         limit: ContributionLimit,
         key: str,
+        carried: Sequence[str] = (),
     ) -> str:
-        """The rows that are used; see `ContributionLimit.kept`."""
-        columns = ", ".join(dict.fromkeys([*groups, *content]))
+        """The rows that are used; see `ContributionLimit.kept`. The choice does not look at columns
+        that are carried.
+        """
+        columns = ", ".join(dict.fromkeys([*groups, *content, *carried]))
         if self.owner is None:
             return f"SELECT {columns} FROM ({rows}) AS counted"
         # where a group counts once, equal rows are one, and only the limit of groups is left
         once = limit.each == 1 and limit.groups is not None and limit.total >= limit.groups
-        once = once and set(content) <= set(groups)
+        once = once and {*content, *carried} <= set(groups)
         busy = self._owners_over(int(limit.groups or 1) if once else limit.least)
         rows = (
             f"SELECT {'DISTINCT ' * once}{columns}, {OWNER} FROM ({rows}) AS counted "
@@ -306,6 +355,65 @@ class SqlEngine(ABC):
         found = self.fetch(f"SELECT n, COUNT(*) FROM ({held}) AS held GROUP BY n ORDER BY n")
         cells = np.repeat([row[0] for row in found], [row[1] for row in found])
         return MemoryEngine(PrivateTable({CONTRIBUTIONS: cells}, per_person(most)))
+
+
+class SqlRows:
+    """Rows in a temporary table of an engine."""
+
+    def __init__(self, engine: SqlEngine, table: str) -> None:
+        self._engine, self._table = engine, table
+
+    def sums(
+        self, cells: Sequence[tuple[Expression, int]], values: Sequence[Expression] = ()
+    ) -> list[NDArray[np.int64]]:
+        """See `KeptRows`: one reading for all cells."""
+        engine, lists = self._engine, dict[tuple[float, ...], str]()
+
+        def kept_list(listed: tuple[float, ...]) -> str:
+            if listed not in lists:
+                lists[listed] = engine.new_table(engine.dialect.numbered(listed))
+            return lists[listed]
+
+        policy = CellPolicy(engine.schema, {}, engine.dialect)
+        held = Selected(policy, self._table, None)
+        held.lists = kept_list
+        at = [held.column(cell) for cell, _ in cells]
+        totals = [f"SUM({held.column(value)})" for value in values] or ["COUNT(*)"]
+        whole = [
+            f"CAST(LEAST(GREATEST({total}, {-MOST}), {MOST}) AS BIGINT) AS t{k}"
+            for k, total in enumerate(totals)
+        ]
+        places = list(dict.fromkeys(at))
+        sizes = dict(zip(at, (size for _, size in cells), strict=True))
+        starts = dict(zip(places, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
+        named = ", ".join(
+            f"CASE WHEN {place} >= 0 THEN {place} + {starts[place]} END" for place in places
+        )
+        sql = (
+            f"SELECT COALESCE({named}, -1) AS place, {', '.join(whole)} "
+            f"FROM ({held.sql()}) AS steps "
+            f"GROUP BY GROUPING SETS ({', '.join(f'({place})' for place in places)})"
+        )
+        found = engine.fetch_whole(sql)
+        for name in lists.values():
+            engine.forget(name)
+        dense = np.zeros((sum(sizes.values()), len(totals)), np.int64)
+        there = found[0] >= 0
+        for k, column in enumerate(found[1:]):
+            dense[found[0][there], k] = column[there]
+        return [dense[starts[place] : starts[place] + sizes[place]] for place in at]
+
+    def close(self) -> None:
+        """See `KeptRows`."""
+        self._engine.forget(self._table)
+
+
+def _cell_sums(rows: Iterable[Sequence[Any]], width: int) -> CellSums:
+    """Sums by place, in the order of places."""
+    found = sorted(tuple(map(int, row)) for row in rows)
+    at = np.array([row[0] for row in found], np.int64)
+    sums = np.array([row[1:] for row in found], object)
+    return CellSums(at, sums.reshape(len(found), width))
 
 
 def digest_of(parts: Iterable[object]) -> bytes:
