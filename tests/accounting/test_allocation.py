@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.special import gammaln
 
 from dpfy import accounting
 from dpfy.accounting import allocation, gaussian
@@ -109,6 +110,66 @@ def test_a_simulation_of_the_true_mechanism_agrees(noise, steps, epochs):
 @pytest.mark.parametrize(("noise", "steps", "epochs"), TRIED)
 def test_simulations_of_the_true_mechanism_agree(noise, steps, epochs):
     against_simulation(noise, steps, epochs)
+
+
+def tilted(noise: float, steps: int, order: int, draws: int, rng: np.random.Generator):
+    """log y in draws from Q with density y^order, up to its mean; and the log of that mean.
+
+    y^order is a sum over which step each of `order` picks was; picks are drawn step by step.
+    """
+    count = np.arange(order + 1)
+    one = count * (count - 1) / (2 * noise**2) - gammaln(count + 1)
+    ways = [np.where(count == 0, 0.0, -np.inf)]
+    for _ in range(steps):
+        ways.append(
+            np.array([np.logaddexp.reduce(ways[-1][: n + 1] + one[n::-1]) for n in count])
+        )
+    left, picks = np.full(draws, order), np.zeros((draws, steps))
+    for k in range(steps):
+        for n in np.unique(left):
+            chances = np.exp(one[: n + 1] + ways[steps - k - 1][n::-1] - ways[steps - k][n])
+            who = np.flatnonzero(left == n)
+            picks[who, k] = rng.choice(n + 1, size=len(who), p=chances / chances.sum())
+        left = left - picks[:, k].astype(int)
+    z = rng.standard_normal((draws, steps)) / noise + picks / noise**2
+    log_y = np.logaddexp.reduce(z, axis=1) - math.log(steps) - 1 / (2 * noise**2)
+    return log_y, ways[steps][order] + gammaln(order + 1) - order * math.log(steps)
+
+
+def small_delta(noise: float, steps: int, epochs: int, epsilon: float):
+    """delta of removing a unit from the true mechanism, by draws in which the loss is about
+    `epsilon`, as many as a standard error of 2% needs; with that error.
+    """
+    rng = np.random.default_rng([steps, epochs])
+    for order in range(2, 60):
+        if epochs * tilted(noise, steps, order, 1000, rng)[0].mean() >= epsilon:
+            break
+    gains = np.zeros(0)
+    while len(gains) < 8000 or (gains.std() > 0.02 * gains.mean() * math.sqrt(len(gains))):
+        drawn = [tilted(noise, steps, order, 8000, rng) for _ in range(epochs)]
+        loss, log_mean = sum(one[0] for one in drawn), sum(one[1] for one in drawn)
+        gain = np.exp(log_mean + (1 - order) * loss) * np.maximum(0.0, -np.expm1(epsilon - loss))
+        gains = np.append(gains, gain)
+        assert len(gains) < 10**6
+    return gains.mean(), gains.std() / math.sqrt(len(gains))
+
+
+def against_draws(setting: tuple[float, int, int], delta: float) -> None:
+    curve = accounting.curve(event(*setting))
+    mean, error = small_delta(*setting, curve.epsilon(delta))
+    assert mean <= delta + 4.5 * error
+    mean, error = small_delta(*setting, curve.epsilon_lower(delta))
+    assert mean >= delta - 4.5 * error
+
+
+def test_a_small_delta_is_that_of_the_true_mechanism():
+    against_draws((2.0, 8, 3), 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", TRIED)
+def test_small_deltas_are_those_of_the_true_mechanism(setting):
+    against_draws(setting, 1e-6)
 
 
 @pytest.mark.parametrize(("noise", "steps"), [(0.7, 30), (1.0, 64), (2.0, 8)])
