@@ -121,9 +121,7 @@ def tilted(noise: float, steps: int, order: int, draws: int, rng: np.random.Gene
     one = count * (count - 1) / (2 * noise**2) - gammaln(count + 1)
     ways = [np.where(count == 0, 0.0, -np.inf)]
     for _ in range(steps):
-        ways.append(
-            np.array([np.logaddexp.reduce(ways[-1][: n + 1] + one[n::-1]) for n in count])
-        )
+        ways.append(np.array([np.logaddexp.reduce(ways[-1][: n + 1] + one[n::-1]) for n in count]))
     left, picks = np.full(draws, order), np.zeros((draws, steps))
     for k in range(steps):
         for n in np.unique(left):
