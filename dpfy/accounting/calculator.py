@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from dpfy.accounting import calibrate as search
-from dpfy.accounting import table
+from dpfy.accounting import planning, table
 from dpfy.accounting.interpretation import AttackTarget
 from dpfy.accounting.patterns import ReportPattern, TrainingPattern
+from dpfy.accounting.rules import grouped
 from dpfy.core import check, storage
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Composed, Event
@@ -29,9 +30,10 @@ def account(
     accountant: str = table.DEFAULT,
     adjacency: str = "add-or-remove-one",
     meaning: bool = False,
+    group_size: int = 1,
 ) -> dict[str, Any]:
     """Epsilon of a plan at `delta`, with its lower bound where there is one, assumptions and (on
-    request) meaning.
+    request) meaning; of `group_size` units together, who all take part or none.
 
     Guarantees: a finite upper bound, or an error; never NaN and never a silent infinity.
     """
@@ -41,6 +43,11 @@ def account(
     event = (
         claims[0].event if len(claims) == 1 else Composed(tuple(claim.event for claim in claims))
     )
+    if check.integer("group_size", group_size) > 1:
+        if relation is Adjacency.REPLACE_ONE:
+            way = "ask for add-or-remove-one or zero-out"
+            raise Unsupported("groups of units that are replaced", way)
+        event = grouped(event, group_size)
     curve = table.accountant(accountant).curve(event, relation)
     epsilon = curve.epsilon(delta)
     if math.isinf(epsilon):
@@ -67,6 +74,8 @@ def account(
         answer |= noise | told
     else:
         answer["phases"] = len(plan)
+    if group_size > 1:
+        answer["group_size"] = group_size
     answer["assumptions"] = list(
         dict.fromkeys(line for claim in claims for line in claim.assumptions)
     )
@@ -100,6 +109,45 @@ def calibrate(
     return {"noise_multiplier": noise, "target_epsilon": epsilon} | {
         k: v for k, v in reached.items() if k != "noise_multiplier"
     }
+
+
+def solve(
+    unknown: str,
+    plan: TrainingPattern,
+    epsilon: float,
+    delta: float,
+    *,
+    accountant: str = table.DEFAULT,
+    adjacency: str = "add-or-remove-one",
+) -> dict[str, Any]:
+    """The most steps, epochs or units in a batch, or the fewest records, within a target."""
+    relation = Adjacency.parse(adjacency)
+    check.delta("delta", delta)
+    found = planning.solve(unknown, plan, epsilon, delta, accountant=accountant, adjacency=relation)
+    return {
+        unknown.replace("-", "_"): found,
+        "target_epsilon": epsilon,
+        "delta": delta,
+        "noise_multiplier": plan.noise_multiplier,
+        "sampling": plan.sampling,
+        "accountant": accountant,
+        "adjacency": relation.value,
+    }
+
+
+def clip_norm(
+    plan: TrainingPattern,
+    stddev: float,
+    epsilon: float,
+    delta: float,
+    *,
+    accountant: str = table.DEFAULT,
+    adjacency: str = "add-or-remove-one",
+) -> dict[str, Any]:
+    """The largest clip norm for a target with noise of this standard deviation on the sum."""
+    answer = calibrate(plan, epsilon, delta, accountant=accountant, adjacency=adjacency)
+    norm = check.positive("stddev", stddev) / answer["noise_multiplier"] * (1 - 2**-52)
+    return {"clip_norm": norm, "stddev": stddev} | answer
 
 
 def calibrate_risk(

@@ -1,15 +1,16 @@
-"""Planning: any one of noise, batch size, steps or epsilon given the others; the batch-size
-curve.
+"""Planning: any one of noise, batch size, records, steps, epochs or epsilon given the others; the
+batch-size curve.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpfy.accounting import calibrate, table
 from dpfy.accounting.flatten import MOST_COUNT
+from dpfy.accounting.patterns import TrainingPattern
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.events import poisson
@@ -48,49 +49,81 @@ def noise(
     )
 
 
-def steps(
+UNKNOWNS = ("steps", "epochs", "batch-size", "records")
+"""Whole numbers that can be solved for."""
+
+
+def solve(
+    unknown: str,
+    plan: TrainingPattern,
     target: float,
-    noise_multiplier: float,
-    sampling_rate: float,
     delta: float,
     *,
     accountant: str = table.DEFAULT,
+    adjacency: Adjacency = ADD,
 ) -> int:
-    """The largest number of steps that stays within epsilon `target`; zero where one step is
-    already too many.
+    """The most steps, epochs or units in a batch, or the fewest records, with which `plan` stays
+    within epsilon `target`; zero where none does.
+
+    Epochs, batches and records need `plan.records` or `plan.batch_size`, as far as they are not
+    solved for. An epoch has records / batch size steps, rounded up.
+
+    Guarantees: the epsilon of the plan with the number returned was computed, and is at most
+    `target`.
     """
-    check.positive("epsilon", target)
+    check.one_of("solve", unknown, UNKNOWNS)
+    check.epsilon("epsilon", target)
+    check.noise_multiplier("noise_multiplier", check.positive("noise", plan.noise_multiplier))
+    route = table.accountant(accountant)
 
-    def fits(count: int) -> bool:
-        return (
-            epsilon(noise_multiplier, sampling_rate, count, delta, accountant=accountant) <= target
-        )
+    def fits(value: int) -> bool:
+        changed = _with(unknown, plan, value)
+        return route.curve(changed.claim().event, adjacency).epsilon(delta) <= target
 
-    return _largest(fits, 1 << 40)
+    if unknown == "records":
+        return _fewest(fits, check.integer("batch_size", plan.batch_size))
+    if unknown != "steps":
+        check.integer("records", plan.records, most=MOST_COUNT)
+    limit = {"steps": check.STEPS, "epochs": check.STEPS, "batch-size": plan.records}[unknown]
+    if unknown == "epochs":
+        limit //= steps_per_epoch(plan.records, plan.batch_size)
+    return _largest(fits, limit)
 
 
-def batch_size(
-    target: float,
-    noise_multiplier: float,
-    count: int,
-    delta: float,
-    *,
-    records: int,
-    accountant: str = table.DEFAULT,
-) -> int:
-    """The largest expected batch size that stays within epsilon `target`; zero where a batch of one
-    is already too much.
+def steps_per_epoch(records: int, batch_size: int) -> int:
+    """Records by batch size, rounded up."""
+    return -(-check.integer("records", records) // check.integer("batch_size", batch_size))
+
+
+def _with(unknown: str, plan: TrainingPattern, value: int) -> TrainingPattern:
+    """The plan with one number put in, and the sampling rate that goes with it."""
+    if unknown == "steps":
+        return replace(plan, steps=value)
+    records = value if unknown == "records" else plan.records
+    batch = value if unknown == "batch-size" else plan.batch_size
+    steps = value * steps_per_epoch(records, batch) if unknown == "epochs" else plan.steps
+    if batch > records:
+        raise InvalidInput("batch_size", batch, f"must be at most the records ({records})")
+    return replace(
+        plan, sampling_rate=batch / records, records=records, batch_size=batch, steps=steps
+    )
+
+
+def _fewest(fits: Callable[[int], bool], least: int) -> int:
+    """The smallest whole number from `least` on that fits, for a property that holds from some
+    number on; zero where none does.
     """
-    check.positive("epsilon", target)
-    if check.integer("records", records) > MOST_COUNT:
-        raise InvalidInput("records", records, f"must be at most {MOST_COUNT:.0e}")
-
-    def fits(size: int) -> bool:
-        return (
-            epsilon(noise_multiplier, size / records, count, delta, accountant=accountant) <= target
-        )
-
-    return _largest(fits, records)
+    if fits(least):
+        return least
+    low, high = least, 2 * least
+    while not fits(high):
+        low, high = high, 2 * high
+        if high > MOST_COUNT:
+            return 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
 
 
 def _largest(fits: Callable[[int], bool], limit: int) -> int:

@@ -21,10 +21,29 @@ SAMPLING = typer.Option(
 )
 
 
+def chosen_delta(delta: float | None, records: int) -> tuple[float, dict[str, str]]:
+    """The delta that was given, or that for so many records, and where it came from."""
+    from dpfy.core import check
+    from dpfy.core.errors import InvalidInput
+    from dpfy.core.guarantee import default_delta
+
+    if delta is not None:
+        return delta, {}
+    if not check.integer("records", records, least=0, most=check.RECORDS):
+        raise InvalidInput("--delta", None, "is needed, or --records, from which it is derived")
+    told = f"the largest power of ten that is at most 1 / {records}^1.1"
+    return default_delta(records), {"delta_from": told}
+
+
 def account(
     delta: Annotated[
-        float, typer.Option(help="The delta of (epsilon, delta); keep it well below 1/records.")
-    ],
+        float | None,
+        typer.Option(
+            show_default=False,
+            help="The delta of (epsilon, delta); without it, from --records: the largest power of "
+            "ten that is at most 1 / records^1.1.",
+        ),
+    ] = None,
     noise_multiplier: Annotated[
         float, typer.Option(help="Standard deviation of the noise in units of the clip norm.")
     ] = -1.0,
@@ -33,7 +52,7 @@ def account(
     ] = 1.0,
     steps: Annotated[int, typer.Option(help="Number of noisy steps.")] = 1,
     sampling: Annotated[str, SAMPLING] = "poisson",
-    records: Annotated[int, typer.Option(help="Number of units (fixed-size sampling).")] = 0,
+    records: Annotated[int, typer.Option(help="Number of units (fixed-size sampling, delta).")] = 0,
     batch_size: Annotated[int, typer.Option(help="Units in a batch (fixed-size sampling).")] = 0,
     local_epsilon: Annotated[
         float,
@@ -53,6 +72,9 @@ def account(
             help=r"TOML file with \[\[phase]] tables: a schedule, or tuning and training."
         ),
     ] = None,
+    group_size: Annotated[
+        int, typer.Option(help="Units that take part together or not at all.")
+    ] = 1,
     accountant: Annotated[str, ACCOUNTANT] = "tight",
     adjacency: Annotated[str, ADJACENCY] = "add-or-remove-one",
     meaning: Annotated[bool, typer.Option(help="Also say what it means for an attacker.")] = False,
@@ -88,7 +110,15 @@ def account(
         plan = [
             TrainingPattern(noise_multiplier, sampling_rate, steps, sampling, records, batch_size)
         ]
-    result = answer(plan, delta, accountant=accountant, adjacency=adjacency, meaning=meaning)
+    delta, origin = chosen_delta(delta, records)
+    result = origin | answer(
+        plan,
+        delta,
+        accountant=accountant,
+        adjacency=adjacency,
+        meaning=meaning,
+        group_size=group_size,
+    )
     lower = (
         f" (at least {result['epsilon_lower']:.6g})"
         if result.get("epsilon_lower") is not None
@@ -97,6 +127,7 @@ def account(
     first = (
         f"epsilon {result['epsilon']:.6g}{lower} at delta {delta:g} ({result['adjacency']}, "
         f"{result['accountant']} accountant)"
+        + (f", for {group_size} units together" if group_size > 1 else "")
     )
     tell(
         result,

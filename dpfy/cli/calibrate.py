@@ -1,5 +1,5 @@
-"""`dpfy plan calibrate`: the least noise, or the largest batch or number of steps, that reaches a target
-epsilon.
+"""`dpfy plan calibrate`: the least noise, the most steps, epochs or units in a batch, the fewest records,
+or the largest clip norm, that reaches a target epsilon.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dpfy.cli.account import ACCOUNTANT, ADJACENCY, SAMPLING
+from dpfy.cli.account import ACCOUNTANT, ADJACENCY, SAMPLING, chosen_delta
 from dpfy.cli.output import tell
 
 
@@ -55,12 +55,23 @@ def calibrate(
     noise_multiplier: Annotated[
         float, typer.Option(help="Fixed noise, when --solve asks for something else.")
     ] = 0.0,
-    solve: Annotated[str, typer.Option(help="What to find: noise, steps or batch-size.")] = "noise",
+    solve: Annotated[
+        str,
+        typer.Option(
+            help="What to find: noise, steps, epochs, batch-size, records, or clip-norm (for "
+            "--stddev)."
+        ),
+    ] = "noise",
+    stddev: Annotated[
+        float, typer.Option(help="Noise on the sum of clipped gradients, for --solve clip-norm.")
+    ] = 0.0,
     sampling: Annotated[str, SAMPLING] = "poisson",
     records: Annotated[
-        int, typer.Option(help="Number of units (fixed-size sampling, batch size).")
+        int, typer.Option(help="Number of units (fixed-size sampling, --solve, delta).")
     ] = 0,
-    batch_size: Annotated[int, typer.Option(help="Units in a batch (fixed-size sampling).")] = 0,
+    batch_size: Annotated[
+        int, typer.Option(help="Units in a batch (fixed-size sampling, --solve).")
+    ] = 0,
     accountant: Annotated[str, ACCOUNTANT] = "tight",
     adjacency: Annotated[str, ADJACENCY] = "add-or-remove-one",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -68,6 +79,9 @@ def calibrate(
     """Print the least noise multiplier that reaches a target epsilon, or limits an attack.
 
     Example: dpfy plan calibrate --epsilon 1 --delta 1e-6 --sampling-rate 0.05 --steps 200
+
+    Example: dpfy plan calibrate --epsilon 1 --solve records --batch-size 500 --steps 2000
+    --noise-multiplier 1 --delta 1e-6
 
     Example: dpfy plan calibrate --tpr 0.02 --at-fpr 0.01 --sampling-rate 0.05 --steps 200
     """
@@ -77,7 +91,7 @@ def calibrate(
     from dpfy.core import check
     from dpfy.core.errors import InvalidInput
 
-    check.one_of("solve", solve, ("noise", "steps", "batch-size"))
+    check.one_of("solve", solve, ("noise", "clip-norm", *planning.UNKNOWNS))
     targets = (advantage, tpr, reconstruction)
     if sum(one is not None for one in (epsilon, *targets)) != 1:
         raise InvalidInput(
@@ -108,37 +122,34 @@ def calibrate(
         )
         tell(result, text, as_json=as_json)
         return
-    if delta is None:
-        raise InvalidInput("--delta", None, "is needed with --epsilon")
-    if solve == "noise":
-        plan = TrainingPattern(1.0, sampling_rate, steps, sampling, records, batch_size)
-        result = calculator.calibrate(
-            plan, epsilon, delta, accountant=accountant, adjacency=adjacency
-        )
-        text = (
+    delta, origin = chosen_delta(delta, records if solve != "records" else 0)
+    plan = TrainingPattern(
+        noise_multiplier or 1.0, sampling_rate, steps, sampling, records, batch_size
+    )
+    within = f"epsilon {epsilon:g} at delta {delta:g}"
+    names = {"accountant": accountant, "adjacency": adjacency}
+    if solve in ("noise", "clip-norm"):
+        if solve == "noise":
+            result = calculator.calibrate(plan, epsilon, delta, **names)
+            text = ""
+        else:
+            result = calculator.clip_norm(plan, stddev, epsilon, delta, **names)
+            text = f"clip norm {result['clip_norm']:.6g} with noise {stddev:g} on the sum: "
+        text += (
             f"noise multiplier {result['noise_multiplier']:.6g} gives epsilon "
             f"{result['epsilon']:.6g} at delta {delta:g}"
         )
-    elif solve == "steps":
-        found = planning.steps(
-            epsilon, noise_multiplier, sampling_rate, delta, accountant=accountant
-        )
-        result = {
-            "steps": found,
-            "target_epsilon": epsilon,
-            "delta": delta,
-            "noise_multiplier": noise_multiplier,
-        }
-        text = f"{found} steps stay within epsilon {epsilon:g} at delta {delta:g}"
     else:
-        found = planning.batch_size(
-            epsilon, noise_multiplier, steps, delta, records=records, accountant=accountant
-        )
-        result = {
-            "batch_size": found,
-            "target_epsilon": epsilon,
-            "delta": delta,
-            "noise_multiplier": noise_multiplier,
-        }
-        text = f"batches of {found} (expected) stay within epsilon {epsilon:g} at delta {delta:g}"
+        check.positive("noise_multiplier", noise_multiplier)
+        result = calculator.solve(solve, plan, epsilon, delta, **names)
+        found = result[solve.replace("-", "_")]
+        text = {
+            "steps": f"{found} steps stay within {within}",
+            "epochs": f"{found} epochs stay within {within}",
+            "batch-size": f"batches of {found} (expected) stay within {within}",
+            "records": f"{found} records are enough for {within}"
+            if found
+            else f"no number of records is enough for {within}",
+        }[solve]
+    result = origin | result
     tell(result, text, as_json=as_json)

@@ -227,6 +227,17 @@ TRUSTED = {
 }
 
 
+def default_delta(records: int) -> float:
+    """The delta for so many records: the largest power of ten that is at most 1 / n^1.1.
+
+    Guarantees: computed in whole numbers, so that it is never larger.
+    """
+    count, power = max(2, records), 0
+    while 10 ** (10 * power) < count**11:
+        power += 1
+    return float(f"1e-{power}")
+
+
 def decimal_up(value: float, digits: int = 3) -> str:
     """Decimal text never below the value."""
     from decimal import ROUND_CEILING, Decimal

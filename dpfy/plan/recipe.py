@@ -16,7 +16,7 @@ from dpfy.accounting.user_level import of_group
 from dpfy.core import check, events
 from dpfy.core.codec import Codec, digest
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.guarantee import Guarantee, decimal_up
+from dpfy.core.guarantee import Guarantee, decimal_up, default_delta
 from dpfy.core.unit import (
     EXAMPLE,
     Adjacency,
@@ -433,13 +433,6 @@ CODEC = Codec(
         **STRATEGIES,
     },
 )
-
-
-def default_delta(records: int) -> float:
-    """The largest power of ten at most records^-1.1: comfortably below one over the number of
-    records.
-    """
-    return 10.0 ** min(-1, math.floor(-1.1 * math.log10(max(records, 2))))
 
 
 SAMPLINGS = ("poisson", "without-replacement", "random-allocation")

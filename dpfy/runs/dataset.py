@@ -13,6 +13,7 @@ from typing import Any
 from dpfy.accounting.filters import RenyiFilter
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
+from dpfy.core.guarantee import default_delta
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import EXAMPLE, Person, Unit
 from dpfy.engines.sources import column_names
@@ -310,17 +311,6 @@ HINTS = dict.fromkeys(
     "synthesize": "it is a function: dpfy.synthesize(people, epsilon=...)",
     "epsilon": "people.spent() and people.left() say what releases cost",
 }
-
-
-def default_delta(records: int) -> float:
-    """The delta for so many records: the largest power of ten that is at most 1 / n^1.1.
-
-    Guarantees: computed in whole numbers, so that it is never larger.
-    """
-    count, power = max(2, records), 0
-    while 10 ** (10 * power) < count**11:
-        power += 1
-    return float(f"1e-{power}")
 
 
 def delta_of(

@@ -71,20 +71,6 @@ def test_meaning_reads_as_words_and_tiers_are_the_guides() -> None:
     assert missed == sorted(missed, reverse=True)
 
 
-def test_planning_solves_for_each_of_the_four() -> None:
-    epsilon = planning.epsilon(1.0, 0.01, 500, 1e-6)
-    assert planning.noise(epsilon, 0.01, 500, 1e-6) == pytest.approx(1.0, rel=1e-4)
-    steps = planning.steps(epsilon * (1 + 1e-6), 1.0, 0.01, 1e-6)
-    assert 498 <= steps <= 500
-    assert (
-        planning.epsilon(1.0, 0.01, steps, 1e-6)
-        <= epsilon * (1 + 1e-6)
-        < planning.epsilon(1.0, 0.01, steps + 2, 1e-6)
-    )
-    assert planning.batch_size(epsilon * (1 + 1e-6), 1.0, 500, 1e-6, records=10_000) in (99, 100)
-    assert planning.steps(1e-3, 0.5, 1.0, 1e-6) == 0
-
-
 def test_relative_noise_falls_up_to_the_knee_and_stays() -> None:
     records, steps, epsilon = 100_000, 1000, 1.0
     knee = planning.knee(records, steps, epsilon)

@@ -17,7 +17,7 @@ from dpfy.core import events
 from dpfy.core.errors import InvalidInput
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.toeplitz import Banded
-from dpfy.plan.recipe import Recipe, default_delta
+from dpfy.plan.recipe import Recipe
 from dpfy.report.words import up
 from dpfy.sampling.samplers import FixedOrderSampler
 
@@ -152,11 +152,6 @@ def test_bad_plans():
         recipe(clip_norm=math.inf).with_noise(1.0)
     with pytest.raises(InvalidInput, match="accountant"):
         replace(recipe().with_noise(1.0), accountant="pdl")
-
-
-@pytest.mark.parametrize("records", [1, 10, 1000, 4000, 60_000, 10**8])
-def test_default_delta_is_below_one_over_records(records):
-    assert default_delta(records) < 1 / records
 
 
 def test_a_plan_and_a_guarantee_are_printed_in_words():

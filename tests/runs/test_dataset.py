@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 import dpfy
+from dpfy.core.guarantee import default_delta
 from dpfy.core.ledger import Ledger
-from dpfy.runs.dataset import DeltaRule, default_delta, delta_of
+from dpfy.runs.dataset import DeltaRule, delta_of
 
 SCHEMA = [dpfy.Number("age", 0, 100), dpfy.Category("job", ["clerk", "nurse"])]
 FRAME = pd.DataFrame({"age": [20, 30, 40] * 50, "job": ["clerk", "nurse", "nurse"] * 50})
