@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -11,14 +13,21 @@ from dpfy.cli.interrupt import resumable
 from dpfy.cli.options import Assignments
 from dpfy.cli.output import require_writable, save, tell
 from dpfy.cli.plugins import VerbGroup
-from dpfy.core.errors import InvalidInput
+from dpfy.core.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
     pass
 
+
+class AuditGroup(VerbGroup):
+    """`dpfy audit RUN` is `dpfy audit run RUN`."""
+
+    default = "run"
+
+
 app = typer.Typer(
     name="audit",
-    cls=VerbGroup,
+    cls=AuditGroup,
     help="Attack our own guarantee: lower bounds on epsilon, measured from outside, beside what "
     "was claimed.",
     no_args_is_help=True,
@@ -30,6 +39,31 @@ Confidence = Annotated[float, typer.Option(help="Of the lower bound.")]
 Plot = Annotated[
     Path | None, typer.Option(help="Write the attacker's ROC against the claim here (SVG).")
 ]
+
+Members = Annotated[
+    str | None,
+    typer.Option(help="File of records that were trained on. Left out for a public data set."),
+]
+Others = Annotated[str | None, typer.Option(help="File of records that were not trained on.")]
+Random = Annotated[
+    bool,
+    typer.Option("--random", help="Each record was made a member by a fair coin: certify a bound."),
+]
+CLASSIFIERS = ("training", "tuning", "public-tuning")
+"""Kinds of runs whose model is attacked by membership inference."""
+MOST_SHADOWS = 64
+NOT_TRIED = (
+    "canaries planted before the training, seen at every step (dpfy audit train); worst-case "
+    "initial weights; more shadow models than fit in --minutes"
+)
+AUDIT_TRAIN = "audit its mechanism: dpfy audit mechanism, or dpfy audit train for a classifier"
+NO_ATTACK = {
+    "query": "its answers are sums with noise: dpfy audit mechanism attacks that noise",
+    "synthesis": "dpfy synthesize evaluate scores a membership attack on rows of your own",
+    "answers": "its votes have noise: dpfy audit mechanism attacks that noise",
+    "student": "its votes have noise: dpfy audit mechanism attacks that noise",
+    "label-sums": "no answer is about a single label; dpfy audit labels attacks those that are",
+}
 
 
 @app.command("mechanism")
@@ -212,18 +246,46 @@ def train(
 
 @app.command("run")
 def run(
-    folder: Annotated[
-        Path,
-        typer.Argument(help="A finished run that was trained with canaries (dpfy audit train)."),
-    ],
+    folder: Annotated[Path, typer.Argument(help="A finished run.")],
+    members: Members = None,
+    others: Others = None,
+    random: Random = False,
+    minutes: Annotated[
+        float, typer.Option(help="Time for shadow models, where the attack trains some.")
+    ] = 2.0,
     confidence: Confidence = 0.95,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """Audit a finished run by its canaries, and leave audit.json and audit.svg in its folder for
-    the report.
+    """Audit a finished run with the strongest attack that fits it and the time. The word run may be
+    left out.
+
+    A run with canaries (dpfy audit train) is audited by them, and keeps audit.json and audit.svg. A
+    classifier is attacked by membership inference with shadow models, answers for single labels by
+    guessing the labels. Other runs have no attack, and one line says so.
+
+    Example: dpfy audit runs/x --minutes 5
     """
-    _run(folder, confidence, plot, as_json)
+    from dpfy.core import check
+    from dpfy.runs.mark import CANARIES
+    from dpfy.runs.released import kind_of_run, report_of
+
+    check.positive("--minutes", minutes)
+    if (folder / CANARIES).is_file():
+        _run(folder, confidence, plot, as_json)
+        return
+    report_of(folder)
+    kind = kind_of_run(folder)
+    if kind == "label-responses":
+        _labels_of(folder, confidence, as_json)
+    if kind not in CLASSIFIERS:
+        raise Unsupported(f"an attack on a run of kind {kind!r}", NO_ATTACK.get(kind, AUDIT_TRAIN))
+    if plot is not None:
+        raise InvalidInput("--plot", str(plot), "is for runs with canaries")
+    _membership(
+        folder, (members, others), shadows=MOST_SHADOWS, seconds=60 * minutes, random=random,
+        confidence=confidence, out=None, as_json=as_json, not_tried=NOT_TRIED,
+    )  # fmt: skip
 
 
 def _run(folder: Path, confidence: float, plot: Path | None, as_json: bool) -> None:
@@ -232,6 +294,73 @@ def _run(folder: Path, confidence: float, plot: Path | None, as_json: bool) -> N
     _check(confidence, plot)
     answer, scores, family = audit_job.audited_run(folder, confidence)
     _end(answer, as_json, plot, (scores, family))
+
+
+@app.command("model")
+def model(
+    folder: Annotated[Path, typer.Argument(help="A finished run of dpfy train.")],
+    members: Members = None,
+    others: Others = None,
+    shadows: Annotated[
+        int, typer.Option(help="Shadow models to train, an even number: stronger attacks.")
+    ] = 0,
+    random: Random = False,
+    confidence: Confidence = 0.95,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the result as JSON to this new file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Infer membership: how well does the model tell its training records from others?
+
+    Threshold and quantile attacks need the model alone; with --shadows also likelihood-ratio
+    attacks. No budget is spent, and nothing is released: the figures are computed from the records
+    without noise.
+
+    Example: dpfy audit model runs/x --shadows 16
+    """
+    _membership(
+        folder, (members, others), shadows=shadows, seconds=math.inf, random=random,
+        confidence=confidence, out=out, as_json=as_json, not_tried="",
+    )  # fmt: skip
+
+
+def _membership(
+    folder: Path,
+    files: tuple[str | None, str | None],
+    *,
+    shadows: int,
+    seconds: float,
+    random: bool,
+    confidence: float,
+    out: Path | None,
+    as_json: bool,
+    not_tried: str,
+) -> None:
+    from rich.console import Console
+
+    from dpfy.audit.shadows import KEEP, AttackedRun
+
+    _check(confidence, None)
+    if out is not None:
+        require_writable("--out", out, {".json": (b"{",)})
+    attacked = AttackedRun(folder, *files)
+    with Console(stderr=True).status("records") as shown:
+        found = attacked.attack(
+            shadows,
+            seconds=seconds,
+            random=random,
+            confidence=confidence,
+            progress=lambda what, share=None: shown.update(what),
+        )
+    answer = found.to_json() | {"run": str(folder), "may_be_published": attacked.public}
+    said = [*found.sentences(), *([] if attacked.public else [KEEP])]
+    if not_tried:
+        answer, said = answer | {"not_tried": not_tried}, [*said, f"not tried: {not_tried}"]
+    if out is not None:
+        save("--out", out, (json.dumps(answer, indent=1, allow_nan=False) + "\n").encode())
+    tell(answer, said, as_json=as_json)
+    raise typer.Exit(1 if found.violated else 0)
 
 
 @app.command("labels")
@@ -247,12 +376,32 @@ def labels(
     """Attack a release of labels: how well do its answers tell which of two labels a record has? No
     data is read: labels are coins.
     """
-    from dpfy.audit import one_run as audited
-    from dpfy.labels.audit import inferred
     from dpfy.labels.method import LabelMethod
 
     _check(confidence, None, canaries)
-    scores, coins = inferred(LabelMethod.of(method), epsilon, canaries, seed=1)
+    _infer_labels(LabelMethod.of(method), epsilon, canaries, confidence, as_json)
+
+
+def _labels_of(folder: Path, confidence: float, as_json: bool) -> NoReturn:
+    """The same for the method of a finished run."""
+    from dpfy.labels.method import LabelMethod
+    from dpfy.runs.folder import held_claims
+
+    claim = held_claims(folder)[0]
+    method, epsilon = getattr(claim, "method", ""), getattr(claim, "epsilon", None)
+    if method not in ("rr", "lp-mst", "alibi") or epsilon is None:
+        raise Unsupported(f"an attack on labels released by {method!r}", AUDIT_TRAIN)
+    _check(confidence, None)
+    _infer_labels(LabelMethod.of(method), epsilon, 20_000, confidence, as_json)
+
+
+def _infer_labels(
+    method: Any, epsilon: float, canaries: int, confidence: float, as_json: bool
+) -> NoReturn:
+    from dpfy.audit import one_run as audited
+    from dpfy.labels.audit import inferred
+
+    scores, coins = inferred(method, epsilon, canaries, seed=1)
     verdict = audited.inference(scores, coins, epsilon=epsilon, confidence=confidence)
     advantage = f"label-inference advantage: {verdict.bound.detail['advantage']:.3f}"
     tell(
