@@ -114,7 +114,7 @@ MAY_IMPORT = {
 }
 """DESIGN's table; that training imports report is explained in docs/decisions.md."""
 
-OF_TRAINING = {"observation", "job", "noise_stream", "user_training"}
+OF_TRAINING = {"observation", "job", "shadows", "user_training"}
 """The modules of audit that run training. They alone may import it, and of the folders that it
 imports none may import them.
 """
