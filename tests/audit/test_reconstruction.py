@@ -58,9 +58,7 @@ def test_the_ledger_prevents_reconstruction(each, most, tmp_path):
         listed = ", ".join(f"'{name}'" for name, taken in zip(names, chosen, strict=True) if taken)
         sql = f"SELECT SUM(bit) FROM people WHERE name IN ({listed})"
         try:
-            answer = dpfy.query(
-                people, sql, epsilon=each, delta=0, run=tmp_path / f"run{number}"
-            )
+            answer = dpfy.query(people, sql, epsilon=each, delta=0, run=tmp_path / f"run{number}")
         except DpfyError:
             refused += 1
             continue
