@@ -54,6 +54,10 @@ def teach(
     at_most: Annotated[
         int | None, typer.Option(help="Most rows of one person that are used.", show_default=False)
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Column of numbers: voters say numbers.", show_default=False),
+    ] = None,
     classes: Annotated[
         int | None, typer.Option(help="Number of classes (NPZ).", show_default=False)
     ] = None,
@@ -91,12 +95,24 @@ def teach(
     Example: dpfy serve teach digits --voters 100 --out voters
 
     Example: dpfy serve teach mnist --model lenet5 --steps 240 --out voters
+
+    Example: dpfy serve teach people.csv --schema people.toml --target age --out voters
     """
     from dpfy.core.errors import InvalidInput
     from dpfy.prediction.voters import network_training, settings, taught
 
     if out.exists():
         raise InvalidInput("--out", str(out), "is there already; choose another folder")
+    if target is not None:
+        from dpfy.prediction import numbers
+
+        given = numbers.dataset(data, schema, person, at_most)
+        made, told = numbers.taught_numbers(given, target, voters)
+        made.save(out, **told)
+        facts = {"voters": voters, "low": made.low, "high": made.high, "out": str(out)}
+        words = f"{voters} voters of numbers from {made.low:g} to {made.high:g}: {out}"
+        tell(facts | {"features": made.features}, [words], as_json=as_json)
+        return
     said = {
         "steps": steps,
         "batch_size": batch_size,
@@ -211,6 +227,8 @@ def start(
         most = about.get("most_records")
         unit = EXAMPLE if most is None else user_unit(most)
         shape = {"voters": held.count, "classes": held.classes, "unit": unit}
+        if hasattr(held, "low"):
+            shape["interval"] = (held.low, held.high)
         claim = plan.service(
             epsilon, delta, answers=answers, queries=queries, threshold=threshold, **shape
         )

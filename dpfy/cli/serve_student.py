@@ -5,6 +5,7 @@ released.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from dpfy.cli.form import Asked, RunForm, command, flag
 from dpfy.cli.interrupt import resumable
@@ -19,7 +20,8 @@ class StudentForm(RunForm):
     """`dpfy serve student`."""
 
     data: str = flag(
-        "Private records: embedded, digits, mnist, fashion-mnist or an NPZ file.",
+        "Private records: embedded, digits, mnist, fashion-mnist or an NPZ file; with --target a "
+        "table.",
         metavar="DATA",
         path=True,
     )
@@ -41,6 +43,8 @@ class StudentForm(RunForm):
     batch_size: int | None = flag("Records of a step.", None, "20")
     learning_rate: float | None = flag("Of a network.", None, "0.1")
     device: str | None = flag("Where networks are trained: cpu, cuda.", None, "cpu")
+    schema: str | None = flag("Public schema of a table (with --target).", None, path=True)
+    target: str | None = flag("Column of numbers: the student predicts it.", None)
     classes: int | None = flag("Number of classes (NPZ).", None)
     person: str | None = flag("Column with the person that a row belongs to.", None)
     at_most: int | None = flag("Most records of a person that other releases use.", None)
@@ -56,12 +60,20 @@ def student(asked: Asked[StudentForm]) -> None:
     public inputs alone. It comes with its card; check it with dpfy verify.
 
     Example: dpfy serve student mnist --epsilon 1 --delta 1e-5 --out runs/student
+
+    Example: dpfy serve student people.csv --schema people.toml --target charge --public rows.csv
+    --provenance "published by us" --out runs/student
     """
     from dpfy.core import check
     from dpfy.core.errors import InvalidInput
     from dpfy.prediction import pate, student_job, voters
 
     form = asked.form
+    if form.target is not None:
+        _numbers(asked)
+        return
+    if form.schema is not None:
+        raise InvalidInput("--schema", form.schema, "goes with --target")
     said = {name: getattr(form, name) for name in NETWORK}
     given = {name: value for name, value in said.items() if value is not None}
     check.one_of("--model", form.model, (GRAPH, *voters.NETWORK_MODELS))
@@ -111,3 +123,52 @@ def student(asked: Asked[StudentForm]) -> None:
     lines = [*shown, made.statement, f"check it: dpfy verify {asked.out}"]
     told = {"run": str(asked.out)} | stated | told | {"statement": made.statement}
     tell(told, lines, as_json=asked.as_json)
+
+
+OF_CLASSES = {
+    "queries": None,
+    "public_records": None,
+    "model": GRAPH,
+    "classes": None,
+} | dict.fromkeys(NETWORK)
+
+
+def _numbers(asked: Asked[StudentForm]) -> None:
+    """A student that predicts a number."""
+    from dpfy.core.errors import InvalidInput
+    from dpfy.prediction import numbers, student_job
+
+    form = asked.form
+    assert form.target is not None
+    for name, default in OF_CLASSES.items():
+        if getattr(form, name) != default:
+            raise InvalidInput(
+                f"--{name.replace('_', '-')}", getattr(form, name), "goes with classes"
+            )
+    if form.public is None or form.provenance is None:
+        rule = "must both be given: rows without targets, and why they are public"
+        raise InvalidInput("--public, --provenance", (form.public, form.provenance), rule)
+    data = numbers.dataset(form.data, form.schema, form.person, form.at_most)
+    low, high = numbers.target_of(data.schema, form.target).range
+    claim = numbers.number_claim(
+        form.epsilon,
+        form.delta,
+        teachers=form.teachers,
+        low=low,
+        high=high,
+        answers=form.answers,
+        unit=data.privacy_unit,
+    )
+    declared = {
+        "data": Path(form.public).name,
+        "used_for": student_job.USED_FOR,
+        "provenance": form.provenance,
+    }
+    about = {"model": "a student of private teachers", "data": "a table"}
+    with resumable(asked.out, asked.again("serve", "student")):
+        place = asked.run(public_data=(declared,), about=about)
+        made = numbers.run(place, claim, data, form.target, form.public)
+    stated = {key: made.report["guarantee"][key] for key in ("epsilon", "delta")}
+    told = {"run": str(asked.out), "statement": made.statement, "answered": len(made.answers)}
+    lines = [made.statement, f"check it: dpfy verify {asked.out}"]
+    tell(told | stated, lines, as_json=asked.as_json)

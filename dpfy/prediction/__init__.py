@@ -14,6 +14,13 @@ from dpfy.prediction.voters import LinearVoters, class_means, ridge, shards, tea
 
 if TYPE_CHECKING:
     from dpfy.prediction.networks import NetworkTraining, NetworkVoters, teach_networks
+    from dpfy.prediction.numbers import (
+        NumberStudent,
+        NumberVoters,
+        number_claim,
+        teach_numbers,
+        train_number_student,
+    )
     from dpfy.prediction.pate import GraphTeachers, Student, load, student_claim, train_student
     from dpfy.prediction.student import Lesson, SemiSupervised
 
@@ -21,6 +28,8 @@ __getattr__, __dir__ = _lazy_names(
     __name__,
     {
         "dpfy.prediction.networks": "NetworkTraining NetworkVoters teach_networks",
+        "dpfy.prediction.numbers": "NumberStudent NumberVoters number_claim teach_numbers "
+        "train_number_student",
         "dpfy.prediction.pate": "GraphTeachers Student load student_claim train_student",
         "dpfy.prediction.student": "Lesson SemiSupervised",
     },
@@ -33,6 +42,8 @@ __all__ = [
     "LinearVoters",
     "NetworkTraining",
     "NetworkVoters",
+    "NumberStudent",
+    "NumberVoters",
     "Prediction",
     "PrivatePredictor",
     "SemiSupervised",
@@ -40,11 +51,14 @@ __all__ = [
     "StudentAnswersClaim",
     "class_means",
     "load",
+    "number_claim",
     "plan",
     "ridge",
     "shards",
     "student_claim",
     "teach",
     "teach_networks",
+    "teach_numbers",
+    "train_number_student",
     "train_student",
 ]

@@ -27,7 +27,8 @@ class VoteClaim(Claim):
 
     `rule` is the name of a rule (`dpfy.prediction.rules`), with its own fields below. At most
     `queries` questions are asked, and at most `answers` of them are answered; for the rule "stable"
-    `unstable` is how many may be refused instead.
+    `unstable` is how many may be refused instead. Numbers of the rule "mean" lie between `low` and
+    `high`.
     """
 
     rule: str
@@ -43,7 +44,10 @@ class VoteClaim(Claim):
     unstable: int = 0
     rate: float = 0.0
     noise_multiplier: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
 
+    LATER: ClassVar[tuple[str, ...]] = ("low", "high")
     boundary: ClassVar[str] = "B6"
     purpose: ClassVar[str] = "answers"
 
@@ -66,6 +70,8 @@ class VoteClaim(Claim):
             "unstable",
             "rate",
             "noise_multiplier",
+            "low",
+            "high",
         ):
             if name not in wanted and getattr(self, name):
                 raise InvalidInput(
@@ -155,7 +161,7 @@ class VoteClaim(Claim):
             "title": self._title,
             "rule": self.tool.words,
             "voters": self.voters,
-            "classes": self.classes,
+            **self.tool.describe(),
             "queries": self.queries,
             "answers": self.answers,
             "accounting_of_votes": "independent of the data: not computed from the votes",
@@ -191,7 +197,7 @@ class AnswersClaim(VoteClaim):
 
 
 STUDENT_MODEL, STUDENT_ANSWERS = "model.safetensors", "answers.json"
-OF_STUDENTS = ("gaussian", "confident")
+OF_STUDENTS = ("gaussian", "confident", "mean")
 
 
 @register

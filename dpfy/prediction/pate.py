@@ -27,7 +27,7 @@ from dpfy.core.unit import EXAMPLE, Unit
 from dpfy.models.config import ModelConfig
 from dpfy.models.features import ScatteringFeatures
 from dpfy.models.scattering import LEAST_SIDE
-from dpfy.prediction import plan
+from dpfy.prediction import numbers, plan
 from dpfy.prediction import student as students
 from dpfy.prediction.claim import (
     STUDENT_ANSWERS,
@@ -170,8 +170,10 @@ def train_student(
             f"must say whose each record is: the claim protects one {claim.unit.name}",
         )
     others = () if beside is None else (beside.fitting(claim),)
+    if claim.rule == numbers.MEAN:
+        raise InvalidInput("claim", claim.rule, "is about numbers: use train_number_student")
     if complete(place, claim, *others):
-        return load(place.path)
+        return _loaded(place.path)
     school = _School(claim, private, public, teachers or GraphTeachers(), owners)
     with PrivatePredictor(place, claim, school.taught, beside=others) as predictor:
         answers = [answer.label for answer in predictor.answer_all(school.questions)]
@@ -191,7 +193,7 @@ def train_student(
         if beside is not None:
             beside.release(folder, school.votes())
         predictor.finish()
-    return load(place.path)
+    return _loaded(place.path)
 
 
 class _School:
@@ -274,11 +276,13 @@ class _School:
         return Lesson(self.inputs, self.known.own, self.rows[answered], labels, self.claim.classes)
 
 
-def load(run: Path | str) -> Student:
-    """The student of a finished run, its hash checked against card and ledger, with the answers
-    that it learnt from.
+def load(run: Path | str) -> Any:
+    """The student of a finished run (`Student`, or `NumberStudent`), its hash checked against card
+    and ledger, with the answers that it learnt from.
     """
     released = ReleasedModel.read(run)
+    if numbers.is_released(released):
+        return numbers.load(run)
     model, *_ = loaded(released)
     held = storage.parsed_json(
         STUDENT_ANSWERS,
@@ -286,6 +290,12 @@ def load(run: Path | str) -> Student:
     )
     rows = np.array(held["rows"], dtype=np.int64)
     return Student(released.folder, model, rows, held["answers"])
+
+
+def _loaded(run: Path | str) -> Student:
+    found = load(run)
+    assert isinstance(found, Student)
+    return found
 
 
 def loaded(released: ReleasedModel) -> tuple[nn.Module, tuple[int, ...], int]:

@@ -19,6 +19,8 @@ TIES = 2 / math.pi
 CLOSE = 2e-3
 """How closely epsilon is met, from below."""
 TRIES = 12
+POINTS = 4097
+"""Of the grid that numbers are rounded to."""
 CHECK_SHARE = 0.2
 """The part of the budget (of squared moves over noise) that the checks of confident votes get."""
 
@@ -82,6 +84,28 @@ def confident(
     return calibrated(claim, epsilon, math.sqrt(2 * answers / (1 - CHECK_SHARE)))
 
 
+def numbers(
+    epsilon: float,
+    delta: float,
+    *,
+    voters: int,
+    low: float,
+    high: float,
+    answers: int,
+    kind: type[Any] = AnswersClaim,
+    **more: Any,
+) -> VoteClaim:
+    """Noisy means of numbers from `low` to `high`, for so many answers at (epsilon, delta)."""
+    low, high = check.interval("low, high", [low, high])
+
+    def claim(sigma: float) -> VoteClaim:
+        parts = {"sigma": sigma, "low": low, "high": high, "delta": delta}
+        made: VoteClaim = kind("mean", POINTS, voters, answers, answers, **parts, **more)
+        return made
+
+    return calibrated(claim, epsilon, math.sqrt(answers))
+
+
 def service(
     epsilon: float | None,
     delta: float,
@@ -92,13 +116,21 @@ def service(
     queries: int | None,
     threshold: float,
     unit: Unit = EXAMPLE,
+    interval: tuple[float, float] | None = None,
 ) -> VoteClaim:
     """The claim of a new service: confident votes where the number of `queries` is stated, else one
-    answer a question.
+    answer a question; means of numbers where the voters say numbers of an `interval`.
     """
     if answers is None or epsilon is None:
         raise InvalidInput(
             "answers, epsilon", (answers, epsilon), "must both be given for a new service"
+        )
+    if interval is not None:
+        if queries is not None:
+            raise InvalidInput("queries", queries, "goes with classes: every number is answered")
+        low, high = interval
+        return numbers(
+            epsilon, delta, voters=voters, low=low, high=high, answers=answers, unit=unit
         )
     if queries is None:
         return gaussian(epsilon, delta, voters=voters, classes=classes, answers=answers, unit=unit)

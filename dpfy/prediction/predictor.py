@@ -20,7 +20,7 @@ import os
 import platform
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -184,7 +184,7 @@ class Voters(Protocol):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What leaves for one question: a class, or None with the reason. `paid` is False where the
+    """What leaves for one question: a class or a number, or None with the reason. `paid` is False where the
     same was answered before.
     """
 
@@ -268,8 +268,13 @@ class PrivatePredictor:
         found = []
         for key in keys:
             answer = fresh.pop(key, None) or self._cache.get(key)
-            found.append(answer if answer is not None else self._refusal())
+            found.append(self._said(answer if answer is not None else self._refusal()))
         return found
+
+    def _said(self, answer: Prediction) -> Prediction:
+        """An answer as its rule reads it."""
+        known = answer.label is not None
+        return replace(answer, label=self.rule.says(answer.label)) if known else answer
 
     def _asked(self, key: str, ask: Ask) -> Prediction:
         """A question that is not known: paid for, answered, remembered, in this order."""

@@ -19,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core import check, events, plugins
-from dpfy.core.values import Bounded
+from dpfy.core.errors import InvalidInput
+from dpfy.core.values import Bound, Bounded
+from dpfy.mechanisms.additive import GaussianMechanism
 from dpfy.mechanisms.exact import Bits
 from dpfy.mechanisms.votes import MOVED, GaussianArgmax, GaussianThreshold, counted
 
@@ -66,6 +68,14 @@ class Rule(ABC):
     @abstractmethod
     def kinds(self) -> Mapping[str, events.Event]:
         """One release of each kind."""
+
+    def says(self, answer: int) -> Any:
+        """What an answer stands for: the class itself."""
+        return answer
+
+    def describe(self) -> dict[str, Any]:
+        """What an answer may be, for the report."""
+        return {"classes": self.classes}
 
     @abstractmethod
     def answer(self, ask: Ask, purse: PaidReleases) -> int | None:
@@ -161,7 +171,73 @@ class ConfidentVotes(GaussianVotes):
         return f"{super().words}; {check}, and no answer elsewhere"
 
 
-RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (GaussianVotes, ConfidentVotes)}
+@dataclass(frozen=True)
+class NoisyMean(Rule):
+    """The mean of the numbers that `voters` say, with Gaussian noise of `sigma` times what one of
+    them can move their sum by.
+
+    Numbers are places on a public grid of `classes` points from `low` to `high`, and so is the
+    answer.
+    """
+
+    voters: int
+    sigma: float
+    low: float
+    high: float
+    name: ClassVar[str] = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.interval("low, high", [self.low, self.high])
+        _ = self._noise
+
+    @property
+    def _noise(self) -> GaussianMechanism:
+        return GaussianMechanism(self.sigma)
+
+    @property
+    def moved(self) -> Bound:
+        """What one voter does to the sum of places: from one end of the grid to the other."""
+        return Bound.scalar(float(self.classes - 1))
+
+    @property
+    def kinds(self) -> Mapping[str, events.Event]:
+        """One noisy sum."""
+        return {ANSWER: self._noise.event}
+
+    def answer(self, ask: Ask, purse: PaidReleases) -> int | None:
+        """The place of the noisy mean."""
+        total = ask(None)
+        if total.bound.finite("l2", "a mean of numbers") > self.moved.l2:
+            rule = f"must be at most {self.moved.l2:g}: one voter moves one number"
+            raise InvalidInput("bound.l2", total.bound.l2, rule)
+        bits, noise = purse.spend(ANSWER), self._noise
+        laid = noise.grid(self.moved).lay(Bounded(np.asarray([total.value]), self.moved))
+        grid = laid.value.grid
+        drawn = noise.draw(1, noise.parameter(grid, laid.bound), bits)
+        mean = float(grid.values(laid.value.counts + drawn)[0]) / self.voters
+        return round(min(max(mean, 0.0), self.classes - 1.0))
+
+    def says(self, answer: int) -> float:
+        """The number at a place of the grid."""
+        return self.low + (self.high - self.low) * answer / (self.classes - 1)
+
+    def describe(self) -> dict[str, Any]:
+        """The range of the numbers, and the points of its grid."""
+        return {"low": self.low, "high": self.high, "points": self.classes}
+
+    @property
+    def words(self) -> str:
+        """In words."""
+        return (
+            f"the mean of the voters' numbers from {self.low:g} to {self.high:g}; their sum has "
+            f"Gaussian noise of {self.sigma:g} times this range"
+        )
+
+
+RULES: dict[str, type[Rule]] = {
+    rule.name: rule for rule in (GaussianVotes, ConfidentVotes, NoisyMean)
+}
 """The rules whose noise `dpfy.prediction.plan` finds. Others are of plug-ins."""
 LAB = ("sampled", "laplace", "exponential", "stable", "scores", "mixed")
 """The rules of the distribution dpfy-lab."""

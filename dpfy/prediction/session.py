@@ -14,8 +14,9 @@ from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Person, single_owner
 from dpfy.data.table import unlabelled
-from dpfy.prediction import plan
+from dpfy.prediction import numbers, plan
 from dpfy.prediction.claim import VoteClaim
+from dpfy.prediction.numbers import NumberVoters
 from dpfy.prediction.predictor import Prediction, PrivatePredictor
 from dpfy.prediction.voters import LinearVoters, teach
 from dpfy.runs.dataset import Dataset
@@ -39,10 +40,13 @@ class Service:
     so that a person changes one vote.
     """
 
-    def __init__(self, data: Dataset, claim: VoteClaim, run: Run, delta_from: str) -> None:
+    def __init__(
+        self, data: Dataset, claim: VoteClaim, run: Run, delta_from: str, target: str | None = None
+    ) -> None:
         self._data, self._claim, self._run, self._delta_from = data, claim, run, delta_from
         self._predictor: PrivatePredictor | None = None
-        self.schema = training_schema(data.schema)
+        self.target = target
+        self.schema = training_schema(data.schema) if target is None else data.schema
         self.released: Released | None = None
 
     def __repr__(self) -> str:
@@ -51,8 +55,8 @@ class Service:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """What an answer may be."""
-        return self.schema.label.classes
+        """What an answer may be; nothing where it is a number."""
+        return self.schema.label.classes if self.target is None else ()
 
     def answer(self, question: Any) -> Prediction:
         """The answer to one question: the public cells of a row by name (a column that is left out
@@ -69,6 +73,8 @@ class Service:
             rule = "must be open: with dpfy.serve(people, ...) as service: service.answer(x)"
             raise InvalidInput("service", "closed", rule)
         found = self._predictor.answer_all(np.stack([self._numbers(row) for row in questions]))
+        if self.target is not None:
+            return found
         return [
             replace(each, label=None if each.label is None else self.classes[int(each.label)])
             for each in found
@@ -83,10 +89,23 @@ class Service:
             return np.asarray(row, np.float32).reshape(-1)
         cells: dict[str, Any] = {column.name: [None] for column in self.schema.features}
         cells |= {str(name): [cell] for name, cell in row.items()}
+        if self.target is not None:
+            return numbers.features_of(cells, self.schema, self.target, "the question")[0]
         return unlabelled(cells, self.schema, "the question").numpy()[0]
 
-    def _taught(self, folder: RunFolder) -> LinearVoters:
+    def _taught(self, folder: RunFolder) -> LinearVoters | NumberVoters:
         """The teachers: the data is read here, when all is reserved."""
+        if self.target is not None:
+            rows, goals, whose = numbers.opened(self._data, self.target)
+            return numbers.teach_numbers(
+                rows,
+                goals,
+                voters=self._claim.voters,
+                low=self._claim.low,
+                high=self._claim.high,
+                owners=whose,
+                randomness=folder.randomness,
+            )
         records, owners = read(self._data)
         x, y = (tensor.numpy() for tensor in records.tensors[:2])
         return teach(
@@ -122,6 +141,7 @@ def serve(
     epsilon: float,
     answers: int,
     delta: float | None = None,
+    target: str | None = None,
     queries: int | None = None,
     threshold: float = 0.6,
     voters: int = VOTERS,
@@ -137,10 +157,12 @@ def serve(
             print(service.answer({"age": 40, "job": "nurse"}).label)
 
     Args:
-        data: A `dpfy.Dataset` whose schema has a label; or what one is made of.
+        data: A `dpfy.Dataset` whose schema has a label, or a `target`; or what one is made of.
         epsilon, delta: What all answers together cost. Without `delta` that of the data set, or the
             one that follows from `records`.
         answers: How many questions are answered at most.
+        target: A column of numbers: an answer is then a number in its public range, the mean of
+            what the teachers say with noise.
         queries: Ask whether the teachers agree first, this often at most.
         threshold: The part of the teachers that must agree, with `queries`.
         voters: How many teachers; each knows its own part of the records.
@@ -151,7 +173,8 @@ def serve(
         The service, to be used as a context.
 
     Raises:
-        InvalidInput: A value does not fit its rule, or the schema has no label.
+        InvalidInput: A value does not fit its rule, or the schema has no label and no target is
+            named.
         BudgetExceeded: The budget of the data set does not cover it.
 
     Guarantees: all answers are reserved before the data is read.
@@ -171,18 +194,25 @@ def serve(
     held = Dataset.of(data, schema, unit=unit, records=records)
     single_owner("teaching", None if held.unit is None else held.unit.column)
     chosen, place = held.rule(delta), held.run(run)
-    classes = len(training_schema(held.schema).label.classes)
     shape: dict[str, Any] = {
         "voters": check.integer("voters", voters, least=2),
-        "classes": classes,
         "unit": held.privacy_unit,
     }
+    if target is None:
+        shape["classes"] = len(training_schema(held.schema).label.classes)
+    else:
+        shape |= dict(
+            zip(("low", "high"), numbers.target_of(held.schema, target).range, strict=True)
+        )
     if place.resume and (Path(place.path) / "ledger.jsonl").is_file():
         claim = next(iter(held_claims(Path(place.path))), None)
         if not isinstance(claim, VoteClaim):
             raise InvalidInput("run", str(place.path), "holds no service to go on with")
-        return Service(held, claim, place, chosen.origin)
-    make = partial(plan.gaussian, epsilon, chosen.value, answers=answers, **shape)
+        return Service(held, claim, place, chosen.origin, target)
+    kind = plan.gaussian if target is None else plan.numbers
+    make = partial(kind, epsilon, chosen.value, answers=answers, **shape)
+    if queries is not None and target is not None:
+        raise InvalidInput("queries", queries, "goes with classes: every number is answered")
     if queries is not None:
         make = partial(
             plan.confident,
@@ -193,4 +223,4 @@ def serve(
             threshold=threshold,
             **shape,
         )
-    return Service(held, make(), place, chosen.origin)
+    return Service(held, make(), place, chosen.origin, target)

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from dpfy.prediction.networks import NetworkTraining, NetworkVoters
 
 FILE, NETWORKS, ABOUT = "voters.npy", "voters.safetensors", "voters.json"
-"""Of a folder of voters: linear ones, or networks; and what is said about them."""
+NUMBERS = "numbers.safetensors"
+"""Of a folder of voters: linear ones, networks, or of numbers; and what is said about them."""
 AT_ONCE = 1 << 24
 """Scores that are computed at a time."""
 NEVER = np.float32(-1e30)
@@ -166,6 +167,10 @@ class LinearVoters:
 
 def load_voters(folder: Path) -> tuple[Any, dict[str, Any]]:
     """The voters in a folder, of whichever kind, and what was said about them."""
+    if (folder / NUMBERS).is_file():
+        from dpfy.prediction.numbers import NumberVoters
+
+        return NumberVoters.load(folder)
     if (folder / NETWORKS).is_file():
         from dpfy.prediction.networks import NetworkVoters
 
@@ -225,16 +230,21 @@ def ridge(
     order = np.argsort(places, kind="stable")
     ends = np.cumsum(np.bincount(places, minlength=voters))
     for voter, own in enumerate(np.split(order, ends[:-1])):
-        rows, targets = x[own].astype(np.float64), np.eye(classes)[y[own]] - 1 / classes
-        rows = np.hstack([rows, np.ones((len(rows), 1))])
-        if len(rows) <= rows.shape[1]:
-            found = rows.T @ np.linalg.solve(rows @ rows.T + strength * np.eye(len(rows)), targets)
-        else:
-            found = np.linalg.solve(
-                rows.T @ rows + strength * np.eye(rows.shape[1]), rows.T @ targets
-            )
+        found = ridge_weights(x[own], np.eye(classes)[y[own]] - 1 / classes, strength)
         weights[:, voter], biases[voter] = found[:-1], found[-1]
     return LinearVoters(weights, biases)
+
+
+def ridge_weights(
+    rows: NDArray[Any], targets: NDArray[np.float64], strength: float
+) -> NDArray[np.float64]:
+    """The weights of a ridge regression, those of the constant last."""
+    wide = np.hstack([rows.astype(np.float64), np.ones((len(rows), 1))])
+    if len(wide) <= wide.shape[1]:
+        alike = wide @ wide.T + strength * np.eye(len(wide))
+        return np.asarray(wide.T @ np.linalg.solve(alike, targets))
+    alike = wide.T @ wide + strength * np.eye(wide.shape[1])
+    return np.asarray(np.linalg.solve(alike, wide.T @ targets))
 
 
 def checked(x: Any, y: Any, classes: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

@@ -68,7 +68,7 @@ def test_claims_say_what_their_rule_needs_and_nothing_else():
     assert AnswersClaim.from_json(claim.to_json()) == claim
     assert claim.tool == ConfidentVotes(3, 8.0, 12.0, 30.0)
     assert accounting.epsilon(claim.event, 1e-6) > 0
-    assert set(RULES) == {"gaussian", "confident"}
+    assert set(RULES) == {"gaussian", "confident", "mean"}
     for wrong, message in (
         ({"rule": "loudest"}, "rule"),
         ({"answers": 201}, "answers"),

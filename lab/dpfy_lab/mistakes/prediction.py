@@ -14,6 +14,8 @@ import torch
 from dpfy_lab.checks.prediction import (
     ASKED_AGAIN,
     CHECKS_PAID,
+    NUMBER_NOISE,
+    ONE_NUMBER,
     ONE_VOTE,
     PAID_BEFORE,
     PUBLISHED,
@@ -88,6 +90,37 @@ def _(patch: Patch) -> None:
 
     patch.around(f"{HOME}.pate.train_student", train_student)
     patch.around(f"{HOME}.student.SemiSupervised.learn", learn)
+
+
+@mistake(
+    "numbers-unbounded",
+    "a voter's number is not moved into the public range",
+    ONE_NUMBER,
+    f"{HOME}.numbers.NumberVoters.places",
+)
+def _(real: Any, self: Any, questions: Any) -> Any:
+    said = self.waves.of(questions) @ self.weights[:-1] + self.weights[-1]
+    return np.rint((said.astype(np.float64) + 1) / 2 * (self.classes - 1)).astype(np.int64)
+
+
+@mistake(
+    "numbers-noise-of-a-mean",
+    "numbers get the noise of their mean on their sum",
+    NUMBER_NOISE,
+    f"{HOME}.rules.NoisyMean.answer",
+)
+def _(real: Any, self: Any, ask: Any, purse: Any) -> Any:
+    return real(replace(self, sigma=self.sigma / self.voters), ask, purse)
+
+
+@mistake(
+    "numbers-by-record",
+    "the records of a person are dealt to several voters of numbers",
+    ONE_NUMBER,
+    f"{HOME}.numbers.teach_numbers",
+)
+def _(real: Any, x: Any, y: Any, *, owners: Any, **more: Any) -> Any:
+    return real(x, y, owners=[f"{n} {place % 2}" for place, n in enumerate(owners)], **more)
 
 
 @mistake("answers-overlap", "every person is known to two voters", ONE_VOTE, TEACH)

@@ -28,7 +28,7 @@ from dpfy.prediction.voters import LinearVoters
 from dpfy.report import verify
 from dpfy.runs.run import Run
 from dpfy_lab.data_dependent.analysis import ConfidentVote, outcomes
-from dpfy_lab.studies import figures
+from dpfy_lab.studies import figures, prediction_numbers
 from dpfy_lab.studies.figures import Axes, Line
 from dpfy_lab.studies.page import Figure, Page, Section, Table
 from dpfy_lab.studies.study import Cell, Options, Results, Study
@@ -63,6 +63,8 @@ def cells(options: Options) -> list[Cell]:
             )
     settings = held | {"steps": 5 if options.fast else STEPS, "clip": CLIP, "rate": RATE, "seed": 0}
     found.append(Cell("training", settings, functools.partial(trained, settings, options)))
+    for name in () if options.fast else prediction_numbers.SETS:
+        found += prediction_numbers.cells(name, options)
     return found
 
 
@@ -271,7 +273,8 @@ def page(results: Results) -> Page:
         ("what", "epsilon", "accuracy %"),
         models,
     )
-    return Page([Section("Answers or a model", words, [answers, picture, other])], facts)
+    sections = [Section("Answers or a model", words, [answers, picture, other])]
+    return Page([*sections, *prediction_numbers.sections(results)], facts)
 
 
 STUDY = Study(

@@ -31,7 +31,7 @@ SHOWN = {
     "guide": ("appendix-c", "footnote-19"),
     "labels": ("results", "validation"),
     "metric-text": ("words",),
-    "prediction": ("answers", "models"),
+    "prediction": ("answers", "models", "numbers"),
     "federated": ("results", "claims"),
     "classical": (
         "adult",
