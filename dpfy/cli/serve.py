@@ -104,10 +104,10 @@ def teach(
     if out.exists():
         raise InvalidInput("--out", str(out), "is there already; choose another folder")
     if target is not None:
-        from dpfy.prediction import numbers
+        from dpfy.prediction import regression
 
-        given = numbers.dataset(data, schema, person, at_most)
-        made, told = numbers.taught_numbers(given, target, voters)
+        given = regression.dataset(data, schema, person, at_most)
+        made, told = regression.taught_numbers(given, target, voters)
         made.save(out, **told)
         facts = {"voters": voters, "low": made.low, "high": made.high, "out": str(out)}
         words = f"{voters} voters of numbers from {made.low:g} to {made.high:g}: {out}"

@@ -136,7 +136,7 @@ OF_CLASSES = {
 def _numbers(asked: Asked[StudentForm]) -> None:
     """A student that predicts a number."""
     from dpfy.core.errors import InvalidInput
-    from dpfy.prediction import numbers, student_job
+    from dpfy.prediction import student_job
 
     form = asked.form
     assert form.target is not None
@@ -148,9 +148,9 @@ def _numbers(asked: Asked[StudentForm]) -> None:
     if form.public is None or form.provenance is None:
         rule = "must both be given: rows without targets, and why they are public"
         raise InvalidInput("--public, --provenance", (form.public, form.provenance), rule)
-    data = numbers.dataset(form.data, form.schema, form.person, form.at_most)
-    low, high = numbers.target_of(data.schema, form.target).range
-    claim = numbers.number_claim(
+    data = regression.dataset(form.data, form.schema, form.person, form.at_most)
+    low, high = regression.target_of(data.schema, form.target).range
+    claim = regression.number_claim(
         form.epsilon,
         form.delta,
         teachers=form.teachers,
@@ -167,7 +167,7 @@ def _numbers(asked: Asked[StudentForm]) -> None:
     about = {"model": "a student of private teachers", "data": "a table"}
     with resumable(asked.out, asked.again("serve", "student")):
         place = asked.run(public_data=(declared,), about=about)
-        made = numbers.run(place, claim, data, form.target, form.public)
+        made = regression.run(place, claim, data, form.target, form.public)
     stated = {key: made.report["guarantee"][key] for key in ("epsilon", "delta")}
     told = {"run": str(asked.out), "statement": made.statement, "answered": len(made.answers)}
     lines = [made.statement, f"check it: dpfy verify {asked.out}"]

@@ -14,21 +14,21 @@ from dpfy.prediction.voters import LinearVoters, class_means, ridge, shards, tea
 
 if TYPE_CHECKING:
     from dpfy.prediction.networks import NetworkTraining, NetworkVoters, teach_networks
-    from dpfy.prediction.numbers import (
+    from dpfy.prediction.pate import GraphTeachers, Student, load, student_claim, train_student
+    from dpfy.prediction.regression import (
         NumberStudent,
         NumberVoters,
         number_claim,
         teach_numbers,
         train_number_student,
     )
-    from dpfy.prediction.pate import GraphTeachers, Student, load, student_claim, train_student
     from dpfy.prediction.student import Lesson, SemiSupervised
 
 __getattr__, __dir__ = _lazy_names(
     __name__,
     {
         "dpfy.prediction.networks": "NetworkTraining NetworkVoters teach_networks",
-        "dpfy.prediction.numbers": "NumberStudent NumberVoters number_claim teach_numbers "
+        "dpfy.prediction.regression": "NumberStudent NumberVoters number_claim teach_numbers "
         "train_number_student",
         "dpfy.prediction.pate": "GraphTeachers Student load student_claim train_student",
         "dpfy.prediction.student": "Lesson SemiSupervised",

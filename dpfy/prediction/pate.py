@@ -27,7 +27,7 @@ from dpfy.core.unit import EXAMPLE, Unit
 from dpfy.models.config import ModelConfig
 from dpfy.models.features import ScatteringFeatures
 from dpfy.models.scattering import LEAST_SIDE
-from dpfy.prediction import numbers, plan
+from dpfy.prediction import plan, regression
 from dpfy.prediction import student as students
 from dpfy.prediction.claim import (
     STUDENT_ANSWERS,
@@ -170,7 +170,7 @@ def train_student(
             f"must say whose each record is: the claim protects one {claim.unit.name}",
         )
     others = () if beside is None else (beside.fitting(claim),)
-    if claim.rule == numbers.MEAN:
+    if claim.rule == regression.MEAN:
         raise InvalidInput("claim", claim.rule, "is about numbers: use train_number_student")
     if complete(place, claim, *others):
         return _loaded(place.path)
@@ -281,8 +281,8 @@ def load(run: Path | str) -> Any:
     and ledger, with the answers that it learnt from.
     """
     released = ReleasedModel.read(run)
-    if numbers.is_released(released):
-        return numbers.load(run)
+    if regression.is_released(released):
+        return regression.load(run)
     model, *_ = loaded(released)
     held = storage.parsed_json(
         STUDENT_ANSWERS,

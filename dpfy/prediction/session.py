@@ -14,10 +14,10 @@ from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Person, single_owner
 from dpfy.data.table import unlabelled
-from dpfy.prediction import numbers, plan
+from dpfy.prediction import plan, regression
 from dpfy.prediction.claim import VoteClaim
-from dpfy.prediction.numbers import NumberVoters
 from dpfy.prediction.predictor import Prediction, PrivatePredictor
+from dpfy.prediction.regression import NumberVoters
 from dpfy.prediction.voters import LinearVoters, teach
 from dpfy.runs.dataset import Dataset
 from dpfy.runs.folder import RunFolder, held_claims
@@ -90,14 +90,14 @@ class Service:
         cells: dict[str, Any] = {column.name: [None] for column in self.schema.features}
         cells |= {str(name): [cell] for name, cell in row.items()}
         if self.target is not None:
-            return numbers.features_of(cells, self.schema, self.target, "the question")[0]
+            return regression.features_of(cells, self.schema, self.target, "the question")[0]
         return unlabelled(cells, self.schema, "the question").numpy()[0]
 
     def _taught(self, folder: RunFolder) -> LinearVoters | NumberVoters:
         """The teachers: the data is read here, when all is reserved."""
         if self.target is not None:
-            rows, goals, whose = numbers.opened(self._data, self.target)
-            return numbers.teach_numbers(
+            rows, goals, whose = regression.opened(self._data, self.target)
+            return regression.teach_numbers(
                 rows,
                 goals,
                 voters=self._claim.voters,
@@ -202,7 +202,7 @@ def serve(
         shape["classes"] = len(training_schema(held.schema).label.classes)
     else:
         shape |= dict(
-            zip(("low", "high"), numbers.target_of(held.schema, target).range, strict=True)
+            zip(("low", "high"), regression.target_of(held.schema, target).range, strict=True)
         )
     if place.resume and (Path(place.path) / "ledger.jsonl").is_file():
         claim = next(iter(held_claims(Path(place.path))), None)

@@ -18,7 +18,7 @@ from dpfy.data import source, unlabelled
 from dpfy.data.config import KNOWN, DataConfig
 from dpfy.data.dataset import DataSource
 from dpfy.labels.job import classes_of
-from dpfy.prediction import numbers
+from dpfy.prediction import regression
 from dpfy.prediction.claim import StudentAnswersClaim
 from dpfy.prediction.pate import Student, Teachers, loaded, train_student
 from dpfy.prediction.student import chances
@@ -155,11 +155,11 @@ def _taken(public: PublicInputs, held: DataSource) -> int:
     return taken
 
 
-def predicted(run: Path | str, data: Path | str) -> Predictions | numbers.NumberPredictions:
+def predicted(run: Path | str, data: Path | str) -> Predictions | regression.NumberPredictions:
     """What the student of a finished run says about the records in the file `data`."""
     released = ReleasedModel.read(run)
-    if numbers.is_released(released):
-        return numbers.predicted(released, data)
+    if regression.is_released(released):
+        return regression.predicted(released, data)
     model, shape, classes = loaded(released)
     section = next(
         dict(part) for part in released.card["sections"] if part["name"] == StudentAnswersClaim.kind

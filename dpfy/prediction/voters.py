@@ -168,7 +168,7 @@ class LinearVoters:
 def load_voters(folder: Path) -> tuple[Any, dict[str, Any]]:
     """The voters in a folder, of whichever kind, and what was said about them."""
     if (folder / NUMBERS).is_file():
-        from dpfy.prediction.numbers import NumberVoters
+        from dpfy.prediction.regression import NumberVoters
 
         return NumberVoters.load(folder)
     if (folder / NETWORKS).is_file():

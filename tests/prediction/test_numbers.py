@@ -29,7 +29,7 @@ from dpfy.prediction import (
     teach_numbers,
     train_number_student,
 )
-from dpfy.prediction.numbers import NumberVoters, Waves, number_student
+from dpfy.prediction.regression import NumberVoters, Waves, number_student
 from dpfy.prediction.rules import NoisyMean
 from dpfy.prediction.voters import shards
 from dpfy.runs.run import Run

@@ -14,7 +14,7 @@ import torch
 
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import mock_permit
-from dpfy.prediction import numbers, pate
+from dpfy.prediction import pate, regression
 from dpfy.prediction import voters as voting
 from dpfy.prediction.claim import AnswersClaim
 from dpfy.prediction.predictor import PrivatePredictor
@@ -204,10 +204,10 @@ def ONE_NUMBER() -> Found:
     y = 5 * x[:, 0].astype(np.float64)
     shape: dict[str, Any] = {"voters": VOTERS, "low": 0.0, "high": 1.0, "randomness": SECRET}
     questions = 40 * _asked(60)
-    whole = numbers.teach_numbers(x, y, owners=owners, **shape)
+    whole = regression.teach_numbers(x, y, owners=owners, **shape)
     for owner in range(0, OWNERS, 4):
         kept = owners != owner
-        without = numbers.teach_numbers(x[kept], y[kept], owners=owners[kept], **shape)
+        without = regression.teach_numbers(x[kept], y[kept], owners=owners[kept], **shape)
         sums = (made.places(questions).sum(axis=1) for made in (whole, without))
         if (moved := int(np.abs(next(sums) - next(sums)).max())) > whole.classes - 1:
             return f"one owner moves a sum by {moved} places of {whole.classes - 1}"
@@ -218,7 +218,7 @@ def ONE_NUMBER() -> Found:
 def NUMBER_NOISE() -> Found:
     """Answers that are numbers have the noise that is charged: that of a sum, over all voters."""
     claim = AnswersClaim("mean", 4097, 100, 400, 400, sigma=5.0, low=0.0, high=1.0, delta=1e-6)
-    middle = numbers.NumberVoters(np.zeros((FEATURES + 101, 100), np.float32), 0.0, 1.0)
+    middle = regression.NumberVoters(np.zeros((FEATURES + 101, 100), np.float32), 0.0, 1.0)
     with temporary() as folder, PrivatePredictor(Run(folder, seed=8), claim, middle) as predictor:
         said = np.array([answer.label for answer in predictor.answer_all(_asked(400))])
     found, due = float(said.std()), claim.sigma / claim.voters

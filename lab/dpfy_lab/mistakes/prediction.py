@@ -96,7 +96,7 @@ def _(patch: Patch) -> None:
     "numbers-unbounded",
     "a voter's number is not moved into the public range",
     ONE_NUMBER,
-    f"{HOME}.numbers.NumberVoters.places",
+    f"{HOME}.regression.NumberVoters.places",
 )
 def _(real: Any, self: Any, questions: Any) -> Any:
     said = self.waves.of(questions) @ self.weights[:-1] + self.weights[-1]
@@ -117,7 +117,7 @@ def _(real: Any, self: Any, ask: Any, purse: Any) -> Any:
     "numbers-by-record",
     "the records of a person are dealt to several voters of numbers",
     ONE_NUMBER,
-    f"{HOME}.numbers.teach_numbers",
+    f"{HOME}.regression.teach_numbers",
 )
 def _(real: Any, x: Any, y: Any, *, owners: Any, **more: Any) -> Any:
     return real(x, y, owners=[f"{n} {place % 2}" for place, n in enumerate(owners)], **more)

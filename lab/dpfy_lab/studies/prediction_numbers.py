@@ -15,7 +15,7 @@ import torch
 
 from dpfy.core.randomness import Randomness
 from dpfy.prediction import PrivatePredictor, number_claim, plan, teach_numbers
-from dpfy.prediction.numbers import Floats, Waves, train_number_student
+from dpfy.prediction.regression import Floats, Waves, train_number_student
 from dpfy.prediction.voters import ridge_weights
 from dpfy.report import verify
 from dpfy.runs.run import Run
