@@ -136,7 +136,7 @@ OF_CLASSES = {
 def _numbers(asked: Asked[StudentForm]) -> None:
     """A student that predicts a number."""
     from dpfy.core.errors import InvalidInput
-    from dpfy.prediction import student_job
+    from dpfy.prediction import regression, student_job
 
     form = asked.form
     assert form.target is not None
