@@ -7,9 +7,10 @@ Every step is timed by itself, from the batch being asked for to the end of `ste
 beyond the median of the quiet steps around it is the price of its check; the first two steps are
 compared with those of a run without checks, because they are the engine's first too. The number of
 checks that are due does not depend on the number of steps. What the monitor may take is a fixed time
-and a share of the run: its cost is scaled to 1,000 steps. What the calls at a quiet step cost is
-timed in those calls. Runs follow each other in turns over all models, each with other secret steps;
-the interval is that of the mean of the runs (95%, Student's t).
+and a share of what is left of the budget: in a shorter run its cost is scaled to what 1,000 steps
+allow. What the calls at a quiet step cost is timed in those calls. Runs follow each other in turns
+over all models, each with other secret steps; the interval is that of the mean of the runs (95%,
+Student's t).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from torch.nn import functional as F
 
 import dpfy
 from dpfy.isolation import monitored_steps
-from dpfy.isolation.schedule import CheckLevel
+from dpfy.isolation.schedule import LIMIT, QUIET, CheckLevel
 
 RECORDS = 4000
 WHOLE = 1000
@@ -103,8 +104,8 @@ class Cost:
 
 def timed(
     make: Callable[[], nn.Module], batch: int, steps: int, seed: int, checks: bool
-) -> list[Step]:
-    """Train, and time every step."""
+) -> tuple[list[Step], float]:
+    """Train, and time every step; and the seconds of the checks, as the run itself counts them."""
     torch.manual_seed(0)
     model, found, calls = make(), list[Step](), 0.0
     data = torch.randn(RECORDS, 1, 28, 28), torch.randint(0, 10, (RECORDS,))
@@ -144,13 +145,13 @@ def timed(
                     started, done = time.process_time(), training.steps_done
                     if not checks and done == FIRST:
                         break
-    return found
+    return found, check.budget.checks
 
 
 def cost(make: Callable[[], nn.Module], batch: int, steps: int, seed: int) -> Cost:
     """The cost in one run of so many steps."""
-    first = timed(make, batch, steps, seed, checks=False)
-    found = timed(make, batch, steps, seed, checks=True)
+    first, _ = timed(make, batch, steps, seed, checks=False)
+    found, counted = timed(make, batch, steps, seed, checks=True)
     quiet = [(place, step.seconds) for place, step in enumerate(found) if step.quiet]
     plain = statistics.median(seconds for _, seconds in quiet)
 
@@ -162,8 +163,7 @@ def cost(make: Callable[[], nn.Module], batch: int, steps: int, seed: int) -> Co
 
     checked = [p for p, step in enumerate(found) if step.level is not CheckLevel.NOTHING]
     seen = [p for p, step in enumerate(found) if step.seen and step.level is CheckLevel.NOTHING]
-    free, share = monitored_steps.FREE, monitored_steps.SHARE
-    longer = (free + share * WHOLE * plain) / (free + share * steps * plain)
+    longer = monitor_may(WHOLE, plain, counted) / monitor_may(steps, plain, counted)
     # Single steps that the machine interrupted say nothing: the median of what the monitor adds.
     added = statistics.median(map(extra, seen)) * len(seen) if seen else 0.0
     calls, without = (
@@ -173,6 +173,13 @@ def cost(make: Callable[[], nn.Module], batch: int, steps: int, seed: int) -> Co
     return Cost(
         plain, sum(map(extra, checked)) / whole, longer * added / whole, (calls - without) / plain
     )
+
+
+def monitor_may(steps: int, step: float, checks: float) -> float:
+    """The seconds that the monitor may take in a run of so many steps, of so many seconds each."""
+    whole, free = steps * step, monitored_steps.FREE
+    left = LIMIT * whole - QUIET * steps - checks - free
+    return free + max(0.0, min(monitored_steps.SHARE * whole, left))
 
 
 def interval(values: list[float]) -> tuple[float, float]:

@@ -30,7 +30,7 @@ from dpfy.isolation.program import Program, addresses
 from dpfy.isolation.recorder import OperationRecorder, compiled
 from dpfy.isolation.replacements import Replacements, TrainingRecords
 from dpfy.isolation.run_fingerprint import AS_STARTED, RunFingerprint
-from dpfy.isolation.schedule import CheckLevel, CheckSchedule, Stopwatch
+from dpfy.isolation.schedule import CheckBudget, CheckLevel, CheckSchedule, Stopwatch
 from dpfy.isolation.step_check import StepCheck, require_recorded
 from dpfy.isolation.summary import CheckFile, CheckSummary
 
@@ -38,7 +38,7 @@ FIRST = 2
 """Steps at the beginning that are recorded, with two physical batches each where there are two."""
 
 OPERATION = 5e-5
-"""What recording one operation takes, in seconds, on the high side."""
+"""What recording one operation takes, in seconds, in the forward pass."""
 
 
 @dataclass
@@ -75,7 +75,6 @@ class IsolationCheck:
     alone: bool = True
     summary: CheckSummary = field(default_factory=CheckSummary)
     refusal: DpfyError | None = None
-    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self._file = CheckFile(self.file)
@@ -83,13 +82,14 @@ class IsolationCheck:
         self.fingerprint = RunFingerprint(expected)
         self.schedule = CheckSchedule(self.steps, self.randomness, self.varies)
         self.level = CheckLevel.NOTHING
-        self.monitored = MonitoredSteps(self.steps, self.randomness)
-        self._time = Stopwatch()
+        self.budget = CheckBudget(self.schedule)
+        self.monitored = MonitoredSteps(self.steps, self.randomness, self.budget)
         self._seed = int(self.randomness.generator("checks", 1).integers(1 << 40))
         self._done = self._step = self._place = 0
         self._looked = self._follow = -1
         self._next_look = -1
         self._pending = self._isolated = False
+        self._begun = 0.0
         self._carried: dict[int, StorageWeakRef] = {}
         self._elsewhere: dict[int, StorageWeakRef] | None = None
         self._recorder: OperationRecorder | None = None
@@ -129,7 +129,7 @@ class IsolationCheck:
         follows = self._done < FIRST or step == self._follow
         if follows or step + 1 in cut or self.monitored.suspects(step):
             return CheckLevel.RECORD
-        further = self.schedule.further(step, self.seconds, self._time)
+        further = self.schedule.further(step, self.budget)
         return CheckLevel.LIGHT if further and self.alone and not compiled() else CheckLevel.NOTHING
 
     def pieces(
@@ -150,9 +150,16 @@ class IsolationCheck:
         What was begun and never ended is left.
         """
         # Steps between those to look at pass here: they must cost nothing.
-        if not self.monitored.due() and step < self._next_look and self._recorder is None:
-            self.level = CheckLevel.NOTHING
-            return
+        monitored = self.monitored
+        due = monitored.due()
+        if step < self._next_look and self._recorder is None:
+            if not due:
+                self.level = CheckLevel.NOTHING
+                return
+            if not (monitored.unseen or compiled()):
+                self.level = CheckLevel.NOTHING
+                monitored.begin(step, batch, recorded=False)
+                return
         if self.summary.constructed and not self._isolated:
             raise InvalidInput("resume losses", "computed from a whole batch", AS_STARTED)
         if self._recorder is not None:
@@ -168,10 +175,10 @@ class IsolationCheck:
         waiting = (early and not self._isolated) or self._pending
         self._next_look = -1 if waiting else self.schedule.next_look(step)
         if not self.alone or self._isolated or compiled():
-            self.monitored.stop()
+            monitored.stop()
         else:
             recorded = self.level is not CheckLevel.NOTHING
-            self.monitored.begin(step, batch, recorded, self._time)
+            monitored.begin(step, batch, recorded)
         if self.level is not CheckLevel.NOTHING:
             self._record(batch)
 
@@ -192,7 +199,7 @@ class IsolationCheck:
 
     def _record(self, batch: tuple[Tensor, ...]) -> None:
         """Record until `end`."""
-        self._batch = batch
+        watch, self._batch = Stopwatch(), batch
         monitored = self.monitored
         self._recorder = OperationRecorder(monitored.monitor if monitored.active else None)
         program = self._recorder.program
@@ -207,6 +214,7 @@ class IsolationCheck:
         # once
         gc.disable()
         self._recorder.start()
+        self._begun = watch.seconds
 
     @property
     def recording(self) -> bool:
@@ -219,7 +227,7 @@ class IsolationCheck:
             self.monitored.end(recorded=self._recorder is not None)
         if self._recorder is None:
             return
-        watch, recorded = Stopwatch(), OPERATION * len(self._recorder.program.operations)
+        watch, operations = Stopwatch(), len(self._recorder.program.operations)
         try:
             self._check(losses)
         except DpfyError as refusal:
@@ -227,7 +235,7 @@ class IsolationCheck:
             raise
         finally:
             self.close()
-            self.seconds += recorded + watch.seconds
+            self.budget.add_check(self._begun + OPERATION * operations + watch.seconds)
 
     def refuse(self, refusal: DpfyError, released: bool) -> None:
         """End the run for good; once something was `released`, for processes that resume it too."""

@@ -128,7 +128,9 @@ class Monitor:
     `reused` are those where this step took what earlier batches left, `backward` those in the
     user's hooks and functions that ran while gradients were computed, and `copied` those where the
     loop read values of the last batch after its step in a way that cannot be followed. `calls` counts
-    the calls it saw since the batch went out.
+    the calls it saw since the batch went out. `follows` says whether there is something to follow in
+    this step: what earlier batches left, or functions of the user's whose backward passes are to be
+    seen.
 
     Guarantees: changes no tensor and no generator; numbers that the loop reads between `after` and
     the next batch are equal to what they would be, of a type that inherits from float or int.
@@ -143,6 +145,7 @@ class Monitor:
         self._functions: set[type] = set()
         self._nodes: set[int] = set()
         self.numbers = False
+        self.follows = False
         self.calls = 0
         self._batch: Sequence[Tensor] = ()
         self.left, self.aside, self.clean = _Weak(), _Weak(), _Weak()
@@ -165,6 +168,7 @@ class Monitor:
         self.reused.clear()
         self.backward.clear()
         self._nodes.clear()
+        self.follows = bool(self.numbers or self.left.refs or self._functions)
         if not recorded:
             self._enter(self._forward)
 
@@ -254,13 +258,6 @@ class Monitor:
         return self.left.alive()
 
     @property
-    def follows(self) -> bool:
-        """Whether there is something to follow: what earlier batches left, or functions of the
-        user's whose backward passes are to be seen.
-        """
-        return bool(self.numbers or self.left.refs or self._functions)
-
-    @property
     def new(self) -> set[CallSite]:
         """Where torch was called from in this step, and in no step that was checked."""
         return self.now - self.checked
@@ -291,7 +288,7 @@ class _Forward(_Calls):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         monitor, site = self._monitor, site_of(func)
-        if monitor.follows or site[1] == USER or func is REGISTER_HOOK:
+        if site[1] == USER or monitor.follows or func is REGISTER_HOOK:
             return monitor.seen(site, func, args, kwargs)
         monitor.calls += 1
         monitor.now.add(site[0])

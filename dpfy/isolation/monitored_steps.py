@@ -13,16 +13,16 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dpfy.core.randomness import Randomness
 from dpfy.isolation.monitor import CallSite, Monitor
-from dpfy.isolation.schedule import NEVER, Stopwatch
+from dpfy.isolation.schedule import NEVER, CheckBudget
 
-SHARE, FREE = 0.001, 0.003
-"""The monitor sees as many batches as take this share of the run's time and these seconds more, so
-that it sees much of a short run.
+SHARE, FREE = 0.003, 0.0035
+"""The monitor sees as many batches as take these seconds, so that it sees much of a short run, and
+this share of the run's time more, where the budget of all checks has so much left.
 """
 
-CALL, BATCH = 6e-6, 2.5e-5
-"""What the monitor takes for a call and for a batch beside its calls, in seconds, on the high
-side.
+CALL, BATCH = 9e-6, 1.5e-5
+"""What the monitor takes for a call and for a batch beside its calls, in seconds: measured between
+steps that fill the processor's caches with other things.
 """
 
 EXTRA = 18
@@ -40,18 +40,18 @@ class MonitoredSteps:
     by the run's secret.
     """
 
-    def __init__(self, steps: int, randomness: Randomness) -> None:
+    def __init__(self, steps: int, randomness: Randomness, budget: CheckBudget) -> None:
         self.monitor = Monitor()
         self.unseen: set[CallSite] = set()
         self.active = False
         self._steps, self._first = steps, -1
+        self._budget = budget
         self._behind: set[CallSite] = set()
         self._cleared: set[CallSite] = set()
         self._recorded = 0
         self._coin = random.Random(randomness.key("monitor", 0))
         self._second = self._stopped = False
-        self._batches = self._next = 0
-        self._seen, self._spent = 0, 0.0
+        self._batches = self._next = self._seen = 0
 
     def due(self) -> bool:
         """Whether the batch that goes out now is to be looked at: a drawn one, the one after it,
@@ -64,10 +64,8 @@ class MonitoredSteps:
         """Whether code ran that no check has seen, and there is room for recording it."""
         return bool(self.unseen) and self._recorded < EXTRA + step // 100
 
-    def begin(self, step: int, batch: Sequence[Tensor], recorded: bool, time: Stopwatch) -> None:
-        """A batch goes out: see it, if it is one that was drawn, or the one after, or `recorded`.
-        `time` is that of the run.
-        """
+    def begin(self, step: int, batch: Sequence[Tensor], recorded: bool) -> None:
+        """A batch goes out: see it, if it is one that was drawn, or the one after, or `recorded`."""
         self._first = step if self._first < 0 else self._first
         monitor = self.monitor
         if self.active and not (late := monitor.backward) <= monitor.checked:
@@ -79,17 +77,17 @@ class MonitoredSteps:
             drawn = self._batches >= self._next
             self.active, self._second = recorded or drawn, False
             if drawn:
-                self._draw(step, time.seconds)
+                self._draw(step)
         if self.active:
             monitor.forward(batch, recorded)
 
-    def _draw(self, step: int, elapsed: float) -> None:
+    def _draw(self, step: int) -> None:
         """Draw the next batch to see, so that what is left of the time lasts to the end."""
-        begun = step - self._first + 1
-        batches = self._batches / begun * (self._steps - step)
-        whole = elapsed / begun * (self._steps - self._first)
-        left = FREE + SHARE * whole - self._spent
-        each = self._spent / self._seen if self._seen else BATCH
+        batches = self._batches / (step - self._first + 1) * (self._steps - step)
+        spent, budget = self._budget.monitor, self._budget
+        share = min(SHARE * budget.whole(step), budget.left(step) + spent - FREE)
+        left = FREE + max(0.0, share) - spent
+        each = spent / self._seen if self._seen else BATCH
         pairs = left / (2 * each)
         gap = batches / pairs - 2 if pairs > 1 else batches
         self._next = self._batches + 2 + max(0, round(gap * (0.5 + self._coin.random())))
@@ -100,7 +98,7 @@ class MonitoredSteps:
         monitor.leave()
         if not recorded:
             self._seen += 1
-            self._spent += BATCH + CALL * monitor.calls
+            self._budget.monitor += BATCH + CALL * monitor.calls
         if not (
             monitor.now <= monitor.checked
             and monitor.reused <= self._cleared

@@ -4,6 +4,7 @@ run's secret decides, before any record is read.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from bisect import bisect_left
@@ -19,9 +20,17 @@ from dpfy.sampling.samplers import physical
 PARTS = 9
 """Into how many parts of equal length a run is cut; in each of them one step is checked."""
 
+LIMIT = 0.016
+"""Part of a run's time that may go to checks, to the monitor and to what is asked at every step, all
+together. Only what is due in any case may take more.
+"""
+
+QUIET = 2.5e-6
+"""What is asked at a step takes so many seconds where nothing is done."""
+
 SHARE, CHANCE = 0.005, 16
-"""Further steps are checked while that takes less than this share of the run's time: one step in so
-many, drawn at random.
+"""Further steps are checked while checks take less than this share of the run's time: one step in
+so many, drawn at random.
 """
 
 ROWS = 16
@@ -65,6 +74,7 @@ class CheckSchedule:
 
     def __init__(self, steps: int, randomness: Randomness, varies: bool) -> None:
         """`varies` says whether batches have random sizes."""
+        self.steps = steps
         rng = randomness.generator("checks", 0)
         edges = np.linspace(2, steps, PARTS + 1)
         picks = [int(a + rng.random() * (b - a)) for a, b in pairwise(edges)]
@@ -88,14 +98,18 @@ class CheckSchedule:
         due = self._looked_at[place] if place < len(self._looked_at) else NEVER
         return min(due, max(step, self._further))
 
-    def further(self, step: int, seconds: float, time: Stopwatch) -> bool:
-        """Whether to check a step that is not due: a drawn one, as long as the `seconds` of the
-        checks are less than their share of the run's time.
+    def due_from(self, step: int) -> int:
+        """How many steps from `step` on are recorded in any case."""
+        return len(self._looked_at) - bisect_left(self._looked_at, step)
+
+    def further(self, step: int, budget: CheckBudget) -> bool:
+        """Whether to check a step that is not due: a drawn one, as long as checks take less than
+        their share of the time, and something is left of the budget for all.
         """
         if step < self._further:
             return False
         self._draw_further(step + 1)
-        return seconds <= SHARE * time.seconds
+        return budget.checks <= SHARE * budget.elapsed and budget.left(step) > 0
 
     def _draw_further(self, start: int) -> None:
         self._further = start
@@ -127,6 +141,47 @@ class CheckSchedule:
             *physical(indices[:first], max(2, most), row_multiple=least),
             *physical(indices[first:], most, row_multiple=row_multiple),
         ]
+
+
+class CheckBudget:
+    """What the checks of this process have taken, in seconds (`checks`, `monitor`), and what is left
+    for more of them.
+    """
+
+    def __init__(self, schedule: CheckSchedule) -> None:
+        self.checks = self.monitor = 0.0
+        self._schedule, self._first = schedule, -1
+        self._cheapest = math.inf
+        self._time = Stopwatch()
+
+    @property
+    def elapsed(self) -> float:
+        """The seconds of the run so far."""
+        return self._time.seconds
+
+    def add_check(self, seconds: float) -> None:
+        """A step was recorded, or checked."""
+        self.checks += seconds
+        self._cheapest = min(self._cheapest, seconds)
+
+    def whole(self, step: int) -> float:
+        """What all steps of this process take without checks, as far as those before `step` say."""
+        self._first = step if self._first < 0 else self._first
+        begun = step - self._first + 1
+        return max(0.0, self.elapsed - self.checks - self.monitor) / begun * self._span
+
+    def left(self, step: int) -> float:
+        """Seconds of the limit that neither the checks and the monitor so far, nor the calls at all
+        steps, nor the checks that are still due from `step` on need.
+        """
+        due = self._schedule.due_from(step)
+        planned = due * self._cheapest if due else 0.0
+        limit = LIMIT * self.whole(step) - QUIET * self._span
+        return limit - self.checks - self.monitor - planned
+
+    @property
+    def _span(self) -> int:
+        return self._schedule.steps - self._first
 
 
 class Stopwatch:

@@ -18,6 +18,7 @@ from dpfy.core.values import mock_permit
 from dpfy.engines import duckdb_engine
 from dpfy.engines.aggregates import MemoryEngine
 from dpfy.engines.contributions import ContributionLimit
+from dpfy.engines.dialects import Dialect
 from dpfy.engines.duckdb_engine import of_arrow
 from dpfy.engines.sources import opened
 from dpfy.queries.plan import QueryTerms
@@ -146,6 +147,15 @@ def test_the_reference_and_duckdb_release_the_same(seed, tmp_path):
         family = str(r.choice(["laplace", "gaussian"]))
         one, *others = (released(engine, text, owner, limit, family) for engine in engines)
         assert others == [one, one], (text, limit)
+
+
+def test_halves_become_the_even_number_in_every_engine():
+    import duckdb
+
+    values = np.arange(-9, 10) / 2
+    dialect = Dialect()
+    found = duckdb.sql("SELECT " + ", ".join(dialect.rounded(dialect.double(v)) for v in values))
+    assert found.fetchall() == [tuple(np.rint(values).astype(int).tolist())]
 
 
 def asked(source, place, text="count(), mean(age) by sex where pay > 10", **more):

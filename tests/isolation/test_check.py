@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,19 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import dpfy
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
+from dpfy.core.randomness import Randomness
+from dpfy.isolation import monitored_steps
 from dpfy.isolation.check import IsolationCheck
-from dpfy.isolation.schedule import PARTS, CheckLevel
+from dpfy.isolation.monitored_steps import MonitoredSteps
+from dpfy.isolation.schedule import (
+    LIMIT,
+    PARTS,
+    QUIET,
+    CheckBudget,
+    CheckLevel,
+    CheckSchedule,
+    Stopwatch,
+)
 from dpfy.isolation.summary import CheckSummary
 
 
@@ -180,6 +192,55 @@ def test_a_resumed_run_is_checked_where_it_was_to_be_checked_when_it_began(tmp_p
         kept.write_text(json.dumps(content | {"checks": content["checks"] | {"rows": damaged}}))
         with pytest.raises(Corrupt, match=r"checkpoint/watch\.json"):
             some_steps(tmp_path, net(), plain, 8, resume=True)
+
+
+@pytest.mark.parametrize(("seconds", "share"), [(0.001, 0.0), (0.004, monitored_steps.SHARE)])
+def test_the_monitor_sees_what_the_budget_of_all_checks_allows(
+    seconds: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of short steps the checks that are due take all of it: only what is free is left."""
+    elapsed, steps = 0.0, 1000
+    monkeypatch.setattr(Stopwatch, "seconds", property(lambda watch: elapsed))
+    monkeypatch.setattr(monitored_steps, "BATCH", 1e-4)
+    secret = Randomness(bytes(range(32)))
+    schedule = CheckSchedule(steps, secret, varies=True)
+    budget = CheckBudget(schedule)
+    monitored, seen = MonitoredSteps(steps, secret, budget), []
+    for step in range(steps):
+        elapsed += seconds
+        if step in schedule.due:
+            budget.add_check(0.0015)
+            elapsed += 0.0015
+        if monitored.due():
+            monitored.begin(step, (), recorded=False)
+        if monitored.active:
+            monitored.end(recorded=False)
+            seen.append(step)
+    due = monitored_steps.FREE + share * steps * seconds
+    assert budget.monitor == pytest.approx(1e-4 * len(seen))
+    assert 0.85 * due <= budget.monitor <= due + 3e-4
+    assert max(b - a for a, b in pairwise(seen)) <= 4 * steps / len(seen)
+    if share:
+        assert budget.checks + budget.monitor < LIMIT * steps * seconds
+
+
+def test_further_checks_are_made_while_something_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    elapsed = 0.0
+    monkeypatch.setattr(Stopwatch, "seconds", property(lambda watch: elapsed))
+    schedule = CheckSchedule(1000, Randomness(bytes(32)), varies=True)
+    budget = CheckBudget(schedule)
+    assert budget.left(0) < 0  # no check was made: nobody knows what those that are due take
+    elapsed = 0.105
+    budget.add_check(0.004)
+    budget.add_check(0.001)
+    planned = schedule.due_from(99)
+    assert planned in (len(schedule.due) - 2, len(schedule.due) - 1)
+    assert budget.left(99) == pytest.approx(LIMIT - 1000 * QUIET - 0.005 - 0.001 * planned)
+    assert not schedule.further(500, budget)  # checks took more than their share of 0.105 s
+    elapsed = 2.0
+    assert schedule.further(600, budget)
+    budget.monitor = 0.1
+    assert not schedule.further(700, budget)
 
 
 def test_the_step_before_a_check_is_recorded_too(tmp_path: Path) -> None:

@@ -141,10 +141,12 @@ def test_batches_above_the_rows_of_a_first_piece(tmp_path: Path) -> None:
     assert train(tmp_path, losses, batch=60) == 0
 
 
-def test_the_number_of_records_where_it_never_changes(tmp_path: Path) -> None:
-    assert (
-        train(tmp_path, lambda m, x, y, _: plain(m, x, y) * 12 / len(x), batch=20, records=20) <= 1
-    )
+@pytest.mark.parametrize("records", [20, 4])
+def test_the_number_of_records_where_it_never_changes(records: int, tmp_path: Path) -> None:
+    def losses(m: nn.Module, x: Tensor, y: Tensor, step: int) -> Tensor:
+        return plain(m, x, y) * 12 / len(x)
+
+    assert train(tmp_path, losses, batch=records, records=records) <= 1
 
 
 @pytest.mark.parametrize("start", [0.25, 0.5, 0.9])

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from dpfy.isolation.fingerprint import difference, fingerprint, joined, scaled_by_size
-from dpfy.isolation.operations import BATCH, Reshaped
+from dpfy.isolation.operations import BATCH, Reshaped, Variation
 from dpfy.isolation.program import Program
 from dpfy.isolation.recorder import OperationRecorder
 
@@ -86,6 +86,18 @@ def test_run_on_another_batch_they_give_what_it_would_have_given(name: str) -> N
     again = program.run({program.ref(x).storage: y.clone().untyped_storage()}, [ref]).at(ref)
     torch.set_rng_state(given)
     assert torch.equal(again, FUNCTIONS[name](y))
+
+
+@pytest.mark.parametrize("name", ["random", "dropout", "own generator"])
+def test_run_with_another_seed_they_draw_other_numbers_and_the_same_ones_again(name: str) -> None:
+    torch.manual_seed(0)
+    program, result = recorded(FUNCTIONS[name], torch.randn(5, 6))
+    before, ref = torch.get_rng_state(), program.ref(result)
+    found = [program.run({}, [ref], Variation(seed=seed)).at(ref) for seed in (5, 5, 6)]
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], result)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_values_that_python_reads_are_noted() -> None:

@@ -39,13 +39,10 @@ def as_cast(x: Tensor) -> Tensor:
     """`x` as autocast hands it to a product: that is then kept, and not what it was made from as
     well.
     """
+    if not _autocast():
+        return x
     kind = x.device.type
-    if (
-        not _autocast()
-        or not torch.is_autocast_enabled(kind)
-        or not x.is_floating_point()
-        or x.dtype is torch.float64
-    ):
+    if not torch.is_autocast_enabled(kind) or not x.is_floating_point() or x.dtype is torch.float64:
         return x
     return x.to(torch.get_autocast_dtype(kind))
 
