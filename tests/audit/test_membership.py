@@ -277,6 +277,25 @@ def test_the_command_refuses_in_one_line(trained, options, said, capsys):
     assert len(error.splitlines()) == 1
 
 
+def test_a_run_by_itself_gets_the_attack_that_fits_it(trained, tmp_path, capsys):
+    run = str(trained / "run")
+    assert main(["audit", run]) == 2
+    assert "dpfy audit train" in capsys.readouterr().err
+    files = [f"--{name}={trained / name}.npz" for name in ("members", "others")]
+    assert main(["audit", run, *files, "--minutes", "0.001", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["shadow_models"] == 2  # the first pair is always trained
+    assert "canaries" in told["not_tried"]
+    dpfy.query(
+        {"age": [30.0, 41.0]}, "sum(age)", epsilon=1.0, delta=0, run=tmp_path / "ages",
+        schema=[dpfy.Number("age", 0, 100)],
+    )  # fmt: skip
+    assert main(["audit", str(tmp_path / "ages")]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "kind 'query'" in error
+    assert len(error.splitlines()) == 1
+
+
 def test_a_language_model_is_refused_with_a_way_out(tmp_path, monkeypatch):
     attacked = shadows.AttackedRun(tmp_path)
     config = type("Config", (), {"data": type("Data", (), {"kind": "text"})()})()

@@ -132,8 +132,8 @@ def test_a_confidence_that_says_nothing_is_refused_before_the_work(tmp_path, con
     assert not (tmp_path / "x").exists()
 
 
-def test_a_run_without_canaries_is_refused(tmp_path):
-    with pytest.raises(InvalidInput, match=r"holds no canaries\.npz"):
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="holds no finished dpfy run"):
         runner.invoke(app, ["run", str(tmp_path)], catch_exceptions=False)
 
 
