@@ -24,9 +24,10 @@ import duckdb
 
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import mock_permit
+from dpfy.engines.aggregates import Answered
 from dpfy.engines.duckdb_engine import of_parquet
 from dpfy.queries.plan import QueryTerms, plan
-from dpfy.statistics.statistic import Spend
+from dpfy.statistics.statistic import Spend, key_of
 from dpfy.tables import Category, Number, OpenColumn, Schema
 
 SCHEMA = Schema.of(
@@ -66,15 +67,19 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
 def private(
     folder: Path, text: str, person: str | None, most: int, threads: int, memory: str
 ) -> None:
-    """The releases of a query, each with its scan."""
+    """The releases of a query, which reads the table once."""
     terms = QueryTerms(1.0, 0.0, person, most if person else None)
     asked = plan(text, SCHEMA, terms)
     engine = of_parquet(sorted(folder.glob("*.parquet")), SCHEMA, person, "visits")
     engine.connection.execute(f"SET threads = {threads}")  # type: ignore[attr-defined]
     engine.connection.execute(f"SET memory_limit = '{memory}'")  # type: ignore[attr-defined]
-    for statistic, claim in zip(asked.statistics, asked.claims, strict=True):
+    pairs = list(zip(asked.statistics, asked.claims, strict=True))
+    key = key_of(Randomness.for_tests(1))
+    requests = [s.asked(engine.schema, claim, terms.contribution, key) for s, claim in pairs]
+    known = Answered(engine, requests)
+    for statistic, claim in pairs:
         permit = mock_permit(claim.event, claim.releases, claim.name, claim.adjacency)
-        statistic.release(engine, Spend(claim, terms.contribution, permit, Randomness.for_tests(1)))
+        statistic.release(known, Spend(claim, terms.contribution, permit, Randomness.for_tests(1)))
 
 
 def plain(folder: Path, text: str, threads: int, memory: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,9 @@ class CountRequest:
     keys: tuple[Expression, ...]
     limit: ContributionLimit = field(default_factory=ContributionLimit)
     key: str = ""
+
+
+Request = Union[SumRequest, CountRequest]
 
 
 @dataclass(frozen=True)
@@ -136,17 +139,15 @@ class TableEngine(Protocol):
     def keep_rows(self, asked: KeepRequest) -> KeptRows:
         """The rows that are used, kept where the table is."""
 
+    def batch(self, asked: Sequence[Request]) -> list[Any]:
+        """The answers to several requests, by as few readings of the table as can be."""
+
     def rows(self) -> int:
         """The number of rows, which is private unless the caller has published it."""
 
     def persons(self, most: int) -> TableEngine:
         """A table with one row for each person, and one column: how many rows they have, at most
         `most`.
-        """
-
-    def content(self, columns: Sequence[str], written: Sequence[str]) -> bytes:
-        """A hash of all that the answers depend on; `written` are columns that are read as they are
-        written too.
         """
 
 
@@ -208,6 +209,10 @@ class MemoryEngine:
         }
         return MemoryRows(columns, int(used.sum()))
 
+    def batch(self, asked: Sequence[Request]) -> list[Any]:
+        """See `TableEngine`."""
+        return [self.sums(a) if isinstance(a, SumRequest) else self.counts(a) for a in asked]
+
     def _kept(
         self,
         limit: ContributionLimit,
@@ -229,17 +234,53 @@ class MemoryEngine:
         sizes = np.bincount(self.table.owners[self.table.owners >= 0])
         return MemoryEngine(PrivateTable({CONTRIBUTIONS: sizes[sizes > 0]}, per_person(most)))
 
-    def content(self, columns: Sequence[str], written: Sequence[str]) -> bytes:
-        """See `TableEngine`."""
-        table = self.table
-        whole = hashlib.blake2b(str(table.size).encode())
-        for name in columns:
-            whole.update(name.encode() + b"\0" + table.content(name, name in written))
-        if (left_out := table.left_out()) is not None:
-            whole.update(left_out.tobytes())
-        if table.owners is not None:
-            whole.update(table.owners.tobytes())
+
+class Answered:
+    """A table whose answers to some requests are known: they were found by one reading.
+
+    Args:
+        engine: Answers all others.
+        asked: What is known.
+    """
+
+    def __init__(self, engine: TableEngine, asked: Sequence[Request]) -> None:
+        self.engine, self.name, self.schema = engine, engine.name, engine.schema
+        self.owned, asked = engine.owned, list(dict.fromkeys(asked))
+        self.known = dict(zip(asked, engine.batch(asked), strict=True))
+
+    @property
+    def content(self) -> bytes:
+        """A hash of all known answers: whatever is released follows from them and from noise."""
+        whole = hashlib.blake2b()
+        for found in self.known.values():
+            if isinstance(found, CellSums):
+                found = {"at": found.at.tolist(), "totals": found.totals.tolist()}
+            whole.update(repr(sorted(found.items(), key=repr)).encode("utf-8", "surrogatepass"))
         return whole.digest()
+
+    def sums(self, asked: SumRequest) -> CellSums:
+        """See `TableEngine`."""
+        return self.known[asked] if asked in self.known else self.engine.sums(asked)
+
+    def counts(self, asked: CountRequest) -> dict[tuple[Any, ...], int]:
+        """See `TableEngine`."""
+        return self.known[asked] if asked in self.known else self.engine.counts(asked)
+
+    def batch(self, asked: Sequence[Request]) -> list[Any]:
+        """See `TableEngine`."""
+        return self.engine.batch(asked)
+
+    def keep_rows(self, asked: KeepRequest) -> KeptRows:
+        """See `TableEngine`."""
+        return self.engine.keep_rows(asked)
+
+    def rows(self) -> int:
+        """See `TableEngine`."""
+        return self.engine.rows()
+
+    def persons(self, most: int) -> TableEngine:
+        """See `TableEngine`."""
+        return self.engine.persons(most)
 
 
 @dataclass(frozen=True, repr=False)

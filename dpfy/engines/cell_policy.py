@@ -119,9 +119,18 @@ class CellPolicy:
 
     def _number(self, column: Column) -> str:
         assert isinstance(column, RangedColumn)
-        found, d = self._ranged(column), self.dialect
+        d = self.dialect
         low, high = d.double(column.low), d.double(column.high)
-        value = f"CASE WHEN {found} < {low} THEN {low} WHEN {found} > {high} THEN {high} ELSE {found} END"
+        if not isinstance(column, Date) and self._kind(column.name) == "float":
+            # one that is there and in its range is met first; NaN is above every number
+            cell = f"CAST({d.quoted(column.name)} AS DOUBLE)"
+            value = self._first(
+                f"CASE WHEN {cell} BETWEEN {low} AND {high} THEN {cell} "
+                f"WHEN {cell} < {low} THEN {low} WHEN NOT isnan({cell}) THEN {high} END"
+            )
+        else:
+            found = self._ranged(column)
+            value = f"CASE WHEN {found} < {low} THEN {low} WHEN {found} > {high} THEN {high} ELSE {found} END"
         return value if column.filled is None else f"COALESCE({value}, {d.double(column.filled)})"
 
     def _listed(self, column: WordColumn) -> tuple[str, str]:
@@ -140,10 +149,17 @@ class CellPolicy:
 
     def _code(self, column: Column) -> str:
         assert isinstance(column, WordColumn)
-        word, place = self._listed(column)
         other = len(column.words)
         filled = other if column.fill not in column.words else column.words.index(str(column.fill))
         rest = filled if isinstance(column, Label) else other
+        if self._kind(column.name) == "text" and column.words:
+            # a cell that is written as a listed word is met first
+            cell, word = self.dialect.quoted(column.name), self._word(column.name)
+            at_once, place = (self.dialect.listed(t, column.words) for t in (cell, word))
+            if at_once is not None:
+                missing = f"CASE WHEN {self._is_missing(word)} THEN {filled} ELSE {rest} END"
+                return self._first(f"CAST(COALESCE({at_once}, {place}, {missing}) AS BIGINT)")
+        word, place = self._listed(column)
         missing = f"CASE WHEN {self._is_missing(word)} THEN {filled} ELSE {rest} END"
         return f"CAST(COALESCE({place}, {missing}) AS BIGINT)"
 

@@ -90,7 +90,7 @@ class Dialect:
 
     def rounded(self, double: str) -> str:
         """The nearest whole number, the even one of two, as an integer."""
-        return f"CAST(round_even({double}, 0) AS BIGINT)"
+        return f"CAST({double} AS BIGINT)"
 
     def truncated(self, double: str) -> str:
         """A double without its fraction, as an integer."""
@@ -119,6 +119,13 @@ class Dialect:
             self.double(v) if isinstance(v, float) else f"CAST({v} AS BIGINT)" for v in values
         )
         return f"([{written}])[{place} + 1]"
+
+    def listed(self, text: str, words: tuple[str, ...]) -> str | None:
+        """The place of a text in a list; NULL where it is not in it. None: there is no short way."""
+        if not words:
+            return None
+        named = ", ".join(map(self.text, words))
+        return f"enum_code(TRY_CAST({text} AS ENUM({named})))"
 
     def words(self, words: tuple[str, ...]) -> str:
         """A table of words and their places."""

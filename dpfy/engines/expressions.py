@@ -8,11 +8,15 @@ false.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
 import numpy as np
+
+from dpfy.tables.columns import RangedColumn, WordColumn
+from dpfy.tables.schema import Schema
 
 LEAVES = frozenset({"number", "code", "part", "unfit", "absent", "text", "raw", "kept"})
 Given = Union["Expression", float, int, bool]
@@ -175,6 +179,64 @@ def word_place(found: Expression, words: Sequence[str]) -> Expression:
 def counted_where(place: Expression, condition: Expression) -> Expression:
     """The place where the condition is true, -1 elsewhere."""
     return place if condition == TRUE else choose(condition, place, -1)
+
+
+def bounds(asked: Expression, schema: Schema) -> tuple[float, float] | None:
+    """The least and the largest value that an expression can have, where it is not missing; None
+    where nobody can tell. Rounding is monotone, so the ends are those of the very same operations.
+    """
+    op, parts = asked.op, asked.parts
+    if op == "value":
+        return parts[0], parts[0]
+    if op in ("number", "code"):
+        column = schema.named.get(parts[0])
+        if op == "code":
+            return (0, len(column.words)) if isinstance(column, WordColumn) else None
+        return (column.low, column.high) if isinstance(column, RangedColumn) else None
+    if op in ("place", "word place"):
+        return 0, len(parts[1])
+    if op == "lookup":
+        return min(parts[1]), max(parts[1])
+    if op == "choose":
+        held = [bounds(part, schema) for part in parts[1:]]
+    elif op in ("+", "-", "*", "/", "clip", "whole", "floor"):
+        held = [bounds(part, schema) for part in parts if isinstance(part, Expression)]
+    else:
+        return None
+    ends = [end for part in held if part is not None for end in part]
+    if len(ends) < 2 * len(held):
+        return parts[1:] if op == "clip" else None  # type: ignore[return-value]
+    if op == "clip":
+        return min(max(min(ends), parts[1]), parts[2]), max(min(max(ends), parts[2]), parts[1])
+    if op in ("choose", "whole", "floor"):
+        if not all(map(math.isfinite, ends)):
+            return None
+        moved = (
+            ends if op == "choose" else [round(e) if op == "whole" else math.floor(e) for e in ends]
+        )
+        return min(moved), max(moved)
+    (a, b), (c, d) = held  # type: ignore[misc]
+    if op == "/" and c <= 0 <= d:
+        return None
+    pairs = [(a, c), (b, d)] if op == "+" else [(a, d), (b, c)]
+    if op in ("*", "/"):
+        pairs = [(x, y) for x in (a, b) for y in (c, d)]
+    found = [_computed(op, *pair) for pair in pairs]
+    return (min(found), max(found)) if all(map(math.isfinite, found)) else None
+
+
+def within(asked: Expression, schema: Schema) -> bool:
+    """Whether a clip changes nothing."""
+    inner = bounds(asked.parts[0], schema)
+    return inner is not None and asked.parts[1] <= inner[0] and inner[1] <= asked.parts[2]
+
+
+def _computed(op: str, x: float, y: float) -> float:
+    if op == "+":
+        return x + y
+    if op == "-":
+        return x - y
+    return x * y if op == "*" else x / y
 
 
 COMPUTED: dict[str, Callable[..., Any]] = {

@@ -7,7 +7,6 @@ the numbering of the rows of one person.
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -23,14 +22,16 @@ from dpfy.engines.aggregates import (
     KeepRequest,
     KeptRows,
     MemoryEngine,
+    Request,
     SumRequest,
     TableEngine,
     per_person,
 )
+from dpfy.engines.batch import batched, counts_once
 from dpfy.engines.cell_policy import CellPolicy
 from dpfy.engines.contributions import ContributionLimit
 from dpfy.engines.dialects import Dialect
-from dpfy.engines.expressions import LEAVES, Expression
+from dpfy.engines.expressions import LEAVES, Expression, within
 from dpfy.tables.schema import Schema
 from dpfy.tables.table import PrivateTable
 
@@ -46,6 +47,7 @@ class Selected:
 
     def __init__(self, policy: CellPolicy, table: str, owner: str | None) -> None:
         self.policy, self.dialect, self.table, self.owner = policy, policy.dialect, table, owner
+        self.owner_name = OWNER
         self.steps: list[list[str]] = []
         self.lists: Callable[[tuple[float, ...]], str] | None = None
         """Keeps a list of values as a table, and says its name."""
@@ -91,6 +93,8 @@ class Selected:
         """SQL of an expression, and the first step whose columns it may use."""
         if asked in self.known:
             return self.known[asked]
+        if asked.op == "clip" and within(asked, self.policy.schema):
+            return self._sql(asked.parts[0])
         if asked.op in LEAVES:
             return self.policy.leaf(asked), 0
         if asked.op == "value":
@@ -207,19 +211,16 @@ class SqlEngine(ABC):
     def forget(self, name: str) -> None:
         """Drop a temporary table."""
 
-    @abstractmethod
-    def content(self, columns: Sequence[str], written: Sequence[str]) -> bytes:
-        """See `TableEngine`."""
-
-    def _selected(self) -> Selected:
-        policy = CellPolicy(self.schema, self.kinds, self.dialect)
-        return Selected(policy, self.table, self.owner)
-
     def new_table(self, sql: str) -> str:
         """Keep the rows of a SELECT; the name of their table."""
         self._tables += 1
         self.keep(name := f"dpfy_kept_{self._tables}", sql)
         return name
+
+    def selected(self, owned: bool = True) -> Selected:
+        """A SELECT of the rows, with their owners or without."""
+        policy = CellPolicy(self.schema, self.kinds, self.dialect)
+        return Selected(policy, self.table, self.owner if owned else None)
 
     def rows(self) -> int:
         """See `TableEngine`."""
@@ -227,48 +228,41 @@ class SqlEngine(ABC):
 
     def sums(self, asked: SumRequest) -> CellSums:
         """See `TableEngine`."""
-        held = self._selected()
-        group = held.column(asked.group)
-        cells = [held.column(cell) for cell in asked.cells]
-        values = [held.column(value) for value in asked.values]
-        rows = f"SELECT * FROM ({held.sql()}) AS steps WHERE {group} >= 0"
-        columns = list(dict.fromkeys([*cells, *values]))
-        used = self._used(rows, [group], columns, asked.limit, asked.key)
-        totals = [f"{self.dialect.total(value)} AS t{k}" for k, value in enumerate(values)]
-        kept = ", ".join(totals or ["COUNT(*) AS t0"])
-        parts = [f"SELECT {cell} AS place, {kept} FROM used GROUP BY {cell}" for cell in cells]
-        sql = f"WITH used AS ({used}) {' UNION ALL '.join(parts)}"
-        if len(parts) > 1:
-            again = ", ".join(f"SUM(t{k})" for k in range(max(1, len(values))))
-            sql = f"SELECT place, {again} FROM ({sql}) AS parts GROUP BY place"
-        return _cell_sums(self.fetch(sql), max(1, len(values)))
+        found: CellSums = self.batch([asked])[0]
+        return found
+
+    def batch(self, asked: Sequence[Request]) -> list[Any]:
+        """See `TableEngine`."""
+        sums = [one for one in asked if isinstance(one, SumRequest)]
+        found: dict[Request, Any] = dict(zip(sums, batched(self, sums), strict=True))
+        return [found[one] if isinstance(one, SumRequest) else self.counts(one) for one in asked]
 
     def counts(self, asked: CountRequest) -> dict[tuple[Any, ...], int]:
         """See `TableEngine`."""
-        held = self._selected()
+        held = self.selected()
         columns = [held.column(part) for part in (asked.group, *asked.keys)]
         there = " AND ".join(f"{key} IS NOT NULL" for key in columns[1:])
         rows = f"SELECT * FROM ({held.sql()}) AS steps WHERE {columns[0]} >= 0 AND {there}"
-        used = self._used(rows, columns, [], asked.limit, asked.key)
+        used = self.used(rows, columns, [], asked.limit, asked.key)
         named = ", ".join(columns)
         sql = f"SELECT {named}, COUNT(*) FROM ({used}) AS used GROUP BY {named}"
         return {tuple(row[:-1]): int(row[-1]) for row in self.fetch(sql)}
 
     def keep_rows(self, asked: KeepRequest) -> KeptRows:
         """See `TableEngine`."""
-        held, d = self._selected(), self.dialect
+        held, d = self.selected(), self.dialect
         group = held.column(asked.group)
         named = {name: held.column(column.value) for name, column in asked.columns.items()}
         content = [held.column(part) for part in asked.content]
         rows = f"SELECT * FROM ({held.sql()}) AS steps WHERE {group} >= 0"
-        used = self._used(rows, [group], content, asked.limit, asked.key, [*named.values()])
+        used = self.used(rows, [group], content, asked.limit, asked.key, [*named.values()])
         narrow = ", ".join(
             f"CAST({named[name]} AS {d.whole_type(column.low, column.high)}) AS {d.quoted(name)}"
             for name, column in asked.columns.items()
         )
         return SqlRows(self, self.new_table(f"SELECT {narrow} FROM ({used}) AS used"))
 
-    def _used(
+    def used(
         self,
         rows: str,
         groups: Sequence[str],
@@ -283,10 +277,8 @@ class SqlEngine(ABC):
         columns = ", ".join(dict.fromkeys([*groups, *content, *carried]))
         if self.owner is None:
             return f"SELECT {columns} FROM ({rows}) AS counted"
-        # where a group counts once, equal rows are one, and only the limit of groups is left
-        once = limit.each == 1 and limit.groups is not None and limit.total >= limit.groups
-        once = once and {*content, *carried} <= set(groups)
-        busy = self._owners_over(int(limit.groups or 1) if once else limit.least)
+        once = counts_once(limit) and {*content, *carried} <= set(groups)
+        busy = self.owners_over(int(limit.groups or 1) if once else limit.least)
         rows = (
             f"SELECT {'DISTINCT ' * once}{columns}, {OWNER} FROM ({rows}) AS counted "
             f"WHERE {OWNER} IS NOT NULL"
@@ -333,15 +325,29 @@ class SqlEngine(ABC):
     def _digest(self, key: str, what: str, parts: Iterable[str]) -> str:
         return f"md5(concat_ws('|', {self.dialect.text(key)}, '{what}', {', '.join(parts)}))"
 
-    def _owners_over(self, least: int) -> str | None:
-        """A table of the owners with more than so many rows; None where there are none."""
+    def owners_over(self, least: int) -> str | None:
+        """A table of the owners with more than so many rows, and how many; None where there are
+        none.
+        """
         if least not in self._busy:
-            name = f"dpfy_over_{least}"
-            held = f"SELECT {OWNER} FROM ({self._owners()}) AS owners WHERE {OWNER} IS NOT NULL"
-            self.keep(name, f"{held} GROUP BY {OWNER} HAVING COUNT(*) > {least}")
+            below = max((known for known in self._busy if known < least), default=None)
+            if below is None:
+                held = f"SELECT {OWNER}, COUNT(*) AS n FROM ({self._owners()}) AS owners"
+                held = f"{held} WHERE {self._crowded(least)} GROUP BY {OWNER}"
+                held = f"SELECT * FROM ({held}) AS counted WHERE n > {least}"
+            elif (name := self._busy[below]) is not None:
+                held = f"SELECT * FROM {name} WHERE n > {least}"
+            else:
+                self._busy[least] = None
+                return None
+            name = self.new_table(held)
             any_there = self.fetch(f"SELECT COUNT(*) FROM {name}")[0][0]
             self._busy[least] = name if any_there else None
         return self._busy[least]
+
+    def _crowded(self, least: int) -> str:
+        """A condition that every owner with more than so many rows meets."""
+        return f"{OWNER} IS NOT NULL"
 
     def _owners(self) -> str:
         policy = CellPolicy(self.schema, self.kinds, self.dialect)
@@ -414,8 +420,3 @@ def _cell_sums(rows: Iterable[Sequence[Any]], width: int) -> CellSums:
     at = np.array([row[0] for row in found], np.int64)
     sums = np.array([row[1:] for row in found], object)
     return CellSums(at, sums.reshape(len(found), width))
-
-
-def digest_of(parts: Iterable[object]) -> bytes:
-    """A hash of values."""
-    return hashlib.blake2b("\0".join(map(str, parts)).encode("utf-8", "surrogatepass")).digest()

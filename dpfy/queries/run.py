@@ -15,7 +15,7 @@ import dpfy
 from dpfy.core import storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.unit import Adjacency, Person
-from dpfy.engines.aggregates import CONTRIBUTIONS, TableEngine
+from dpfy.engines.aggregates import Answered, TableEngine
 from dpfy.engines.sources import opened
 from dpfy.queries.plan import QueryPlan, QueryTerms, plan
 from dpfy.report import card
@@ -25,9 +25,9 @@ from dpfy.runs.released import Released
 from dpfy.runs.run import Progress, Run, quiet
 from dpfy.statistics.answer import LEVEL, Answer
 from dpfy.statistics.answers import Answers
-from dpfy.statistics.claim import FILE
-from dpfy.statistics.selection import TopStatistic, UnknownKeys
-from dpfy.statistics.statistic import Spend
+from dpfy.statistics.claim import FILE, StatisticClaim
+from dpfy.statistics.selection import TopStatistic
+from dpfy.statistics.statistic import Spend, Statistic, key_of
 from dpfy.tables.schema import Schema
 
 MOST_SHOWN = 20
@@ -176,10 +176,9 @@ def answer(
     with RunFolder(place, *made.claims) as folder:
         progress("reading")
         table = table_of(data, made)
-        folder.bind("query", _fingerprint(table, made))
         found: list[Answer] = []
         words: dict[str, tuple[str, ...]] = {}
-        for statistic, claim in zip(made.statistics, made.claims, strict=True):
+        for statistic, claim, known in _asked(folder, table, made, words):
             progress(claim.question)
             permit = folder.begin(claim.name)
             spend = Spend(
@@ -187,7 +186,7 @@ def answer(
             )
             answers = [
                 replace(answer, level=made.query.level)
-                for answer in statistic.knowing(words).release(table, spend)
+                for answer in statistic.release(known, spend)
             ]
             if isinstance(statistic, TopStatistic):
                 words |= statistic.words(answers)
@@ -248,13 +247,21 @@ def table_of(data: Any, made: QueryPlan) -> TableEngine:
     return table if made.terms.contributions is None else table.persons(made.terms.contributions)
 
 
-def _fingerprint(table: TableEngine, made: QueryPlan) -> bytes:
-    """All that the answers depend on: the columns that the query uses, as they are read."""
-    written = [s.column.name for s in made.statistics if isinstance(s, UnknownKeys)]
-    return table.content(sorted(used(made)), written)
-
-
-def used(made: QueryPlan) -> set[str]:
-    """The columns that a query names. Edges that are dates are words too."""
-    held = set(made.columns.named) if made.terms.contributions is None else {CONTRIBUTIONS}
-    return made.query.columns & held
+def _asked(
+    folder: RunFolder, table: TableEngine, made: QueryPlan, words: Mapping[str, tuple[str, ...]]
+) -> Iterator[tuple[Statistic, StatisticClaim, TableEngine]]:
+    """The statistics, and the table that knows what they ask. It is read once; twice where groups
+    are made of words that were released. All exact answers are bound to the run before noise is
+    made for one of them: a run that is resumed finds the same, or stops.
+    """
+    pairs = list(zip(made.statistics, made.claims, strict=True))
+    key = key_of(folder.randomness)
+    for later in (False, True):
+        mine = [(s.knowing(words), c) for s, c in pairs if s.groups.open == later]
+        if not mine:
+            continue
+        limit = made.terms.contribution
+        known = Answered(table, [s.asked(table.schema, c, limit, key) for s, c in mine])
+        folder.bind("query of released words" if later else "query", known.content)
+        for statistic, claim in mine:
+            yield statistic, claim, known

@@ -23,11 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.values import Bound
+from dpfy.engines.aggregates import Request
 from dpfy.engines.contributions import ContributionLimit
 from dpfy.engines.expressions import Expression, choose, number, of, unfit
+from dpfy.mechanisms.grid import Grid
 from dpfy.statistics.answer import Answer, NoiseLaw, ratio
 from dpfy.statistics.claim import BudgetShare, StatisticClaim
-from dpfy.statistics.statistic import Spend, SumStatistic, counted
+from dpfy.statistics.statistic import Spend, SumStatistic, counted, grid_steps
 from dpfy.tables.columns import Column, RangedColumn
 from dpfy.tables.schema import Schema
 
@@ -91,6 +93,12 @@ class DistinctStatistic(CountStatistic):
     ) -> StatisticClaim:
         """See `Statistic`."""
         return super().claim(self.once(contribution), share, **about)
+
+    def asked(
+        self, schema: Schema, claim: StatisticClaim, contribution: ContributionLimit, key: str
+    ) -> Request:
+        """See `Statistic`."""
+        return super().asked(schema, claim, self.once(contribution), key)
 
     def release(self, table: Any, spend: Spend) -> list[Answer]:
         """See `Statistic`."""
@@ -182,6 +190,15 @@ class MomentStatistic(SumStatistic):
                 return cell, [down, up]
             return cell, [down * down, of(2.0) * up * down, up * up]
         return cell, [*self._powers(t), of(PIN)]
+
+    def steps(self, norm: str, grid: Grid) -> list[Expression]:
+        """See `SumStatistic`. The two numbers of a record are 1 together; on a grid too, so that one
+        sum and the count give both.
+        """
+        if norm == "l2" or self.degree == 2 or self.records is not None or grid.exponent > 0:
+            return super().steps(norm, grid)
+        up = grid_steps(self.rows(norm)[1][1], grid, self.one(norm))
+        return [of(2**-grid.exponent) - up, up]
 
     def _powers(self, t: Expression) -> list[Expression]:
         return [t] if self.degree == 1 else [t, of(CURVE) * (t * t - 0.5)]

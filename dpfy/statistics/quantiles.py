@@ -27,12 +27,14 @@ from numpy.typing import NDArray
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bound, Bounded
+from dpfy.engines.aggregates import Request
 from dpfy.engines.contributions import ContributionLimit
 from dpfy.engines.expressions import Expression, number
 from dpfy.statistics.answer import Answer, percent, within
 from dpfy.statistics.claim import BudgetShare, LevelledExponential, StatisticClaim
 from dpfy.statistics.statistic import Spend, Statistic
 from dpfy.tables.columns import RangedColumn
+from dpfy.tables.schema import Schema
 
 Codes = NDArray[np.int64]
 MOST_VALUES = 1 << 20
@@ -109,6 +111,15 @@ class Quantiles(Statistic):
         found = (number(self.column.name).filled(low) - low) / self.step
         return found.clip(0, self.values - 1).whole()
 
+    def asked(
+        self, schema: Schema, claim: StatisticClaim, contribution: ContributionLimit, key: str
+    ) -> Request:
+        """See `Statistic`."""
+        counted = ~number(self.column.name).missing()
+        return self.by_place(
+            schema, (claim, contribution, key), self.placed(), self.values, counted
+        )
+
     def spread(self, counts: Codes) -> Codes:
         """Counts on the grid as counts on the finer one: those of a value as evenly as can be.
 
@@ -128,8 +139,7 @@ class Quantiles(Statistic):
         assert isinstance(tool, LevelledExponential)
         chosen = _Chosen(self, tool, spend)
         found = []
-        counted = ~number(self.column.name).missing()
-        parts = self.histograms(table, spend, self.placed(), self.values, counted)
+        parts = self.histograms(table, spend, self.values)
         for mine, place in zip(parts, self.groups.places(), strict=True):
             for share, value in zip(self.shares, chosen.of(self.spread(mine)), strict=True):
                 found.append(self._answer(share, value, place, chosen))

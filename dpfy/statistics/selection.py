@@ -11,7 +11,7 @@ from typing import Any
 
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bound, Bounded
-from dpfy.engines.aggregates import CountRequest, engine_of
+from dpfy.engines.aggregates import CountRequest, Request, engine_of
 from dpfy.engines.contributions import ContributionLimit
 from dpfy.engines.expressions import Expression, choose, code, raw, text
 from dpfy.mechanisms.choice import Exponential, PermuteAndFlip
@@ -22,6 +22,7 @@ from dpfy.statistics.claim import BudgetShare, StatisticClaim
 from dpfy.statistics.groups import MOST_WORD
 from dpfy.statistics.statistic import Spend, Statistic, counted, spread_of
 from dpfy.tables.columns import Column, WordColumn
+from dpfy.tables.schema import Schema
 
 FARTHEST = 64
 """Powers of two that are told apart, on either side of one."""
@@ -46,20 +47,23 @@ class ModeStatistic(Statistic):
             name, share.of_choice(1), float(contribution.total), draws=self.groups.count, **about
         )
 
+    def asked(
+        self, schema: Schema, claim: StatisticClaim, contribution: ContributionLimit, key: str
+    ) -> Request:
+        """See `Statistic`."""
+        place, size = code(self.column.name), len(self.column.words)
+        return self.by_place(schema, (claim, contribution, key), place, size, place < size)
+
     def release(self, table: Any, spend: Spend) -> list[Answer]:
         """See `Statistic`."""
-        place, size, contribution = (
-            code(self.column.name),
-            len(self.column.words),
-            spend.contribution,
-        )
+        size, contribution = len(self.column.words), spend.contribution
         tool, found = spend.claim.tool, []
         assert isinstance(tool, Exponential | PermuteAndFlip)
         off = math.ceil(
             contribution.total * tool.moves / tool.epsilon * math.log(size / (1 - spend.level))
         )
         note = f"at most {off} records fewer than the most frequent, in {percent(spend.level)} of releases"
-        parts = self.histograms(table, spend, place, size, place < size)
+        parts = self.histograms(table, spend, size)
         for group, (counts, where) in enumerate(zip(parts, self.groups.places(), strict=True)):
             scores = Bounded(counts, Bound(linf=float(contribution.total)))
             chosen = tool.release(scores, spend.permit, spend.randomness, group).value
@@ -95,6 +99,12 @@ class UnknownKeys(Statistic):
         """The parts of the key of a record; without one of them it has none."""
         raise NotImplementedError
 
+    def asked(
+        self, schema: Schema, claim: StatisticClaim, contribution: ContributionLimit, key: str
+    ) -> CountRequest:
+        """See `Statistic`."""
+        return CountRequest(self.group(schema), self.keys(), contribution, key)
+
     def found(
         self,
         counts: Mapping[Any, float],
@@ -108,9 +118,7 @@ class UnknownKeys(Statistic):
     def release(self, table: Any, spend: Spend) -> list[Answer]:
         """See `Statistic`."""
         engine = engine_of(table)
-        group = self.group(engine.schema)
-        asked = CountRequest(group, self.keys(), spend.contribution, spend.key)
-        counts: Mapping[Any, int] = engine.counts(asked)
+        counts: Mapping[Any, int] = engine.counts(self.asked(engine.schema, *spend.question))
         tool = spend.claim.tool
         assert isinstance(tool, StabilityHistogram)
         released: Mapping[Any, float] = tool.release(

@@ -17,7 +17,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded, Permit
-from dpfy.engines.aggregates import CellSums, SumRequest, engine_of
+from dpfy.engines.aggregates import CellSums, Request, SumRequest, engine_of
 from dpfy.engines.contributions import ContributionLimit
 from dpfy.engines.expressions import TRUE, Expression, counted_where, of
 from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
@@ -52,10 +52,20 @@ class Spend:
     level: float = LEVEL
 
     @property
+    def question(self) -> tuple[StatisticClaim, ContributionLimit, str]:
+        """What the table is asked with; see `Statistic.asked`."""
+        return self.claim, self.contribution, self.key
+
+    @property
     def key(self) -> str:
         """Chooses which rows of a person are used: one for all statistics of a run."""
-        words = Bits(self.randomness or Randomness.from_os(), "rows that are used", 0).words(2)
-        return "".join(f"{word:016x}" for word in words.tolist())
+        return key_of(self.randomness or Randomness.from_os())
+
+
+def key_of(randomness: Randomness) -> str:
+    """The key that chooses which rows of a person are used in a run."""
+    words = Bits(randomness, "rows that are used", 0).words(2)
+    return "".join(f"{word:016x}" for word in words.tolist())
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,12 @@ class Statistic(ABC):
         """The claim of this statistic, where it may spend `share`."""
 
     @abstractmethod
+    def asked(
+        self, schema: Schema, claim: StatisticClaim, contribution: ContributionLimit, key: str
+    ) -> Request:
+        """What `release` asks the table: statistics that are asked together are read together."""
+
+    @abstractmethod
     def release(self, table: Any, spend: Spend) -> list[Answer]:
         """The answers.
 
@@ -126,14 +142,23 @@ class Statistic(ABC):
         """The group of a record; -1 where it is not counted."""
         return self.groups.code(schema)
 
-    def histograms(
-        self, table: Any, spend: Spend, place: Expression, size: int, counted: Expression
-    ) -> Iterator[NDArray[np.int64]]:
+    def by_place(
+        self,
+        schema: Schema,
+        question: tuple[StatisticClaim, ContributionLimit, str],
+        place: Expression,
+        size: int,
+        counted: Expression,
+    ) -> SumRequest:
+        """How many records that are used lie in each place below `size` of each group."""
+        group = counted_where(self.group(schema), counted)
+        return SumRequest(group, (group * size + place,), (), *question[1:])
+
+    def histograms(self, table: Any, spend: Spend, size: int) -> Iterator[NDArray[np.int64]]:
         """For each group how many records that are used lie in each place below `size`."""
         engine = engine_of(table)
-        group = counted_where(self.group(engine.schema), counted)
-        at = group * size + place
-        asked = SumRequest(group, (at,), (), spend.contribution, spend.key)
+        asked = self.asked(engine.schema, *spend.question)
+        assert isinstance(asked, SumRequest)
         sums = engine.sums(asked)
         starts = np.searchsorted(sums.at, np.arange(self.groups.count + 1) * size)
         for k, (start, end) in enumerate(pairwise(starts)):
@@ -186,6 +211,33 @@ class SumStatistic(Statistic):
     ) -> Iterator[Answer]:
         """The answers of one group from its noisy sums [cells, width]."""
 
+    def request(
+        self,
+        schema: Schema,
+        contribution: ContributionLimit,
+        norm: str,
+        grid: Grid | None,
+        key: str = "",
+    ) -> SumRequest:
+        """The sums that `total` asks for."""
+        place, values = self.rows(norm)[0], []
+        if grid is not None and not self.whole:
+            values = self.steps(norm, grid)
+        group = counted_where(self.group(schema), TRUE if place == of(0) else place >= 0)
+        at = group if self.cells == 1 else group * self.cells + place
+        return SumRequest(group, (at,), tuple(values), contribution, key)
+
+    def steps(self, norm: str, grid: Grid) -> list[Expression]:
+        """The numbers that a record adds as whole steps of a grid."""
+        return [grid_steps(number, grid, self.one(norm)) for number in self.rows(norm)[1]]
+
+    def asked(
+        self, schema: Schema, claim: StatisticClaim, contribution: ContributionLimit, key: str
+    ) -> Request:
+        """See `Statistic`."""
+        grid = self._grid(claim, contribution)
+        return self.request(schema, contribution, norm_of(claim), grid, key)
+
     def total(
         self,
         table: Any,
@@ -201,20 +253,14 @@ class SumStatistic(Statistic):
         whatever the cells of the table hold.
         """
         engine = engine_of(table)
-        place, numbers = self.rows(norm)
-        one, values = self.one(norm), []
-        if grid is not None and not self.whole:
-            values = [grid_steps(number, grid, one) for number in numbers]
-        group = counted_where(self.group(engine.schema), TRUE if place == of(0) else place >= 0)
-        at = group if self.cells == 1 else group * self.cells + place
-        asked = SumRequest(group, (at,), tuple(values), contribution, key)
+        one, asked = self.one(norm), self.request(engine.schema, contribution, norm, grid, key)
         totals = engine.sums(asked).dense(self.groups.count * self.cells)
         totals = totals.reshape(self.groups.count, self.cells, -1)
         if self.whole:
             whole = Bounded(totals, contribution.bound(one))
             return whole if grid is None else grid.lay(whole)
         assert grid is not None
-        bound = grid.sum(np.zeros((0, len(values))), one).bound
+        bound = grid.sum(np.zeros((0, len(asked.values))), one).bound
         return Bounded(Laid(grid, totals), contribution.bound(bound))
 
     def claim(
@@ -236,17 +282,24 @@ class SumStatistic(Statistic):
     def release(self, table: Any, spend: Spend) -> list[Answer]:
         """See `Statistic`."""
         norm, tool = norm_of(spend.claim), spend.claim.tool
+        grid = self._grid(spend.claim, spend.contribution)
         assert isinstance(tool, LaplaceMechanism | GaussianMechanism | DiscreteLaplaceMechanism)
+        total = self.total(table, spend.contribution, norm, grid, spend.key)
         if isinstance(tool, DiscreteLaplaceMechanism):
-            total = self.total(table, spend.contribution, norm, None, spend.key)
             spread = spread_of(spend.claim, spend.level)
         else:
-            bound = spend.contribution.bound(self.one(norm))
-            grid = self.grid(tool, bound, self.groups.count * self.cells * self.width(norm))
-            total = self.total(table, spend.contribution, norm, grid, spend.key)
             scale = tool.scale(total.bound)
             spread = NoiseLaw(spend.claim.mechanism, scale, level=spend.level)
         return self.answers(tool.release(total, spend.permit, spend.randomness).value, spread, norm)
+
+    def _grid(self, claim: StatisticClaim, contribution: ContributionLimit) -> Grid | None:
+        """The grid of a release; None where whole numbers are released."""
+        norm, tool = norm_of(claim), claim.tool
+        if isinstance(tool, DiscreteLaplaceMechanism):
+            return None
+        assert isinstance(tool, LaplaceMechanism | GaussianMechanism)
+        bound = contribution.bound(self.one(norm))
+        return self.grid(tool, bound, self.groups.count * self.cells * self.width(norm))
 
     def grid(self, tool: LaplaceMechanism | GaussianMechanism, bound: Bound, numbers: int) -> Grid:
         """The grid on which sums are made: as fine as the noise asks for and as contributions, and

@@ -29,6 +29,7 @@ from dpfy.statistics.answer import Answer, NoiseLaw, ratio
 from dpfy.statistics.groups import Bins
 from dpfy.statistics.statistic import SumStatistic, counted
 from dpfy.tables.columns import RangedColumn, WordColumn
+from dpfy.tables.schema import Schema
 
 Floats = NDArray[np.float64]
 
@@ -311,6 +312,23 @@ class Margins(SumStatistic):
         """A record counts once in each margin."""
         return Bound(math.sqrt(len(self.kept)) * (1 + 2.0**-50), float(len(self.kept)), 1.0)
 
+    def request(
+        self,
+        schema: Schema,
+        contribution: ContributionLimit,
+        norm: str,
+        grid: Grid | None,
+        key: str = "",
+    ) -> SumRequest:
+        """See `SumStatistic`."""
+        width = self.width(norm)
+        group, cells, start = self.group(schema), [], 0
+        for axes in self.kept:
+            place = _combined([self.columns[a] for a in axes])
+            cells.append(group * width + place + start)
+            start += math.prod(self.shape[a] for a in axes)
+        return SumRequest(group, tuple(cells), (), contribution, key)
+
     def total(
         self,
         table: Any,
@@ -321,12 +339,7 @@ class Margins(SumStatistic):
     ) -> Bounded[Any]:
         """See `SumStatistic`."""
         engine, width = engine_of(table), self.width(norm)
-        group, cells, start = self.group(engine.schema), [], 0
-        for axes in self.kept:
-            place = _combined([self.columns[a] for a in axes])
-            cells.append(group * width + place + start)
-            start += math.prod(self.shape[a] for a in axes)
-        asked = SumRequest(group, tuple(cells), (), contribution, key)
+        asked = self.request(engine.schema, contribution, norm, grid, key)
         counts = engine.sums(asked).dense(self.groups.count * width)
         shape = (self.groups.count, 1, width)
         total = Bounded(counts.reshape(shape), contribution.bound(self.one(norm)))

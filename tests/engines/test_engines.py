@@ -15,8 +15,7 @@ import dpfy
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import mock_permit
-from dpfy.engines import duckdb_engine
-from dpfy.engines.aggregates import MemoryEngine
+from dpfy.engines.aggregates import Answered, MemoryEngine
 from dpfy.engines.contributions import ContributionLimit
 from dpfy.engines.dialects import Dialect
 from dpfy.engines.duckdb_engine import of_arrow
@@ -247,15 +246,15 @@ def test_a_query_that_was_stopped_goes_on_and_other_files_are_refused(tmp_path, 
         pq.write_table(rows.slice(100 * k, 100), tmp_path / "parts" / f"{k}.parquet")
     text = "mean(age), count() by sex"
     due = asked(tmp_path / "parts", tmp_path / "whole", text)
-    real, calls = duckdb_engine.DuckdbEngine.sums, []
+    real, calls = SumStatistic.release, []
 
-    def stopped(self, given):
-        calls.append(given)
-        if len(calls) == 2:
+    def stopped(self, given, spend):
+        calls.extend([given] * isinstance(given, Answered))
+        if len(calls) == 2 and isinstance(given, Answered):
             raise KeyboardInterrupt
-        return real(self, given)
+        return real(self, given, spend)
 
-    monkeypatch.setattr(duckdb_engine.DuckdbEngine, "sums", stopped)
+    monkeypatch.setattr(SumStatistic, "release", stopped)
     with pytest.raises(KeyboardInterrupt):
         asked(tmp_path / "parts", tmp_path / "run", text)
     held = (tmp_path / "parts" / "1.parquet").read_bytes()
@@ -287,25 +286,24 @@ def test_files_that_only_look_the_same_are_refused_on_resume(tmp_path, monkeypat
         )
 
     write(0.0)
-    before = [
-        (file.stat().st_size, file.read_bytes()[-duckdb_engine.FOOTER // 8 :]) for file in files
-    ]
-    monkeypatch.setattr(duckdb_engine, "FOOTER", duckdb_engine.FOOTER // 8)
-    real = duckdb_engine.DuckdbEngine.sums
-    monkeypatch.setattr(duckdb_engine.DuckdbEngine, "sums", _interrupted)
+    before = [(file.stat().st_size, file.read_bytes()[-8192:]) for file in files]
+    real = SumStatistic.release
+    monkeypatch.setattr(SumStatistic, "release", _interrupted)
     with pytest.raises(KeyboardInterrupt):
         ask()
-    monkeypatch.setattr(duckdb_engine.DuckdbEngine, "sums", real)
+    monkeypatch.setattr(SumStatistic, "release", real)
     write(3000.0)
-    assert before == [(f.stat().st_size, f.read_bytes()[-duckdb_engine.FOOTER :]) for f in files]
+    assert before == [(f.stat().st_size, f.read_bytes()[-8192:]) for f in files]
     with pytest.raises(InvalidInput, match="resume"):
         ask(resume=True)
     write(0.0)
     assert ask(resume=True).verify()
 
 
-def _interrupted(self, given):
-    raise KeyboardInterrupt
+def _interrupted(self, given, spend):
+    if isinstance(given, Answered):
+        raise KeyboardInterrupt
+    return []
 
 
 def test_the_selection_is_fair_and_follows_the_secret():

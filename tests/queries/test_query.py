@@ -17,12 +17,14 @@ from dpfy.cli import app, errors
 from dpfy.core import events
 from dpfy.core.errors import BudgetExceeded, InvalidInput
 from dpfy.core.ledger import Ledger
+from dpfy.core.randomness import Randomness
+from dpfy.engines.aggregates import Answered
 from dpfy.queries import run
 from dpfy.queries.plan import QueryTerms, plan, whole
 from dpfy.report.verify import verify
 from dpfy.runs.run import Run
 from dpfy.statistics.language import parse
-from dpfy.statistics.statistic import Spend, SumStatistic
+from dpfy.statistics.statistic import Spend, SumStatistic, key_of
 from dpfy.tables.columns import OTHER
 from dpfy.tables.schema import Schema
 
@@ -394,9 +396,12 @@ def test_all_that_an_answer_depends_on_is_bound(text):
         "id": [1, 2],
     }
     other = cells | {"age": [600, 8], "hours": [5, 2], "sex": ["y", "f"], "job": ["c", "b"]}
-    tags = {
-        run._fingerprint(run.table_of(data, made), made) for data in (cells, dict(cells), other)
-    }
+    key = key_of(Randomness.for_tests(1))
+    tags = set()
+    for data in (cells, dict(cells), other):
+        table, limit = run.table_of(data, made), made.terms.contribution
+        pairs = zip(made.statistics, made.claims, strict=True)
+        tags.add(Answered(table, [s.asked(columns, c, limit, key) for s, c in pairs]).content)
     assert len(tags) == 2
 
 
