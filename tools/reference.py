@@ -44,7 +44,7 @@ SCHEMA_KEYS = {
         "The data is clean: a cell that does not fit is an error.",
     ),
     "columns.NAME.kind": ("text", "must be given", f"What the column is: {', '.join(KINDS)}."),
-    "columns.NAME.ignore": ("true", "none", "The column is never read. Stands alone."),
+    "columns.NAME.ignore": ("true", "none", "The column is never read. No other key goes with it."),
     "columns.NAME.range": (
         "[low, high]",
         "must be given",
@@ -152,7 +152,7 @@ def configuration() -> str:
         "`dpfy train job.toml`; any key is also `--set section.key=value`, and `dpfy train "
         "--show-config` prints them with their values.",
         "A misspelt key is refused, and so is one that the chosen kind, model or clip rule does "
-        "not read; all problems are told at once.",
+        "not read; all problems are listed at once.",
         "`dpfy init` drafts a job for a table ([tutorial](tutorials/tabular.md)).",
     ]
     for name, kind in SECTIONS.items():

@@ -116,10 +116,10 @@ def why_not(
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
     accountant: str = DEFAULT,
 ) -> str | None:
-    """None if the guarantee of `event`, a whole bill, can be stated at `delta`; else one line that
+    """None if the guarantee of `event`, a whole charge, can be given at `delta`; else one line that
     says why not.
 
-    For whoever is about to make the releases: it makes the computation that the card will make,
+    For anyone who is about to make the releases: it makes the computation that the report will make,
     both bounds included, so that what is reserved has a guarantee when it ends. What nobody could
     compute anyway (an unknown mixture, a wrong adjacency) is refused at once.
 

@@ -251,7 +251,7 @@ def law(
 
 def jumps(norm: float, count: int, many: float) -> GridLaw:
     """A law that is at most that of y in the convex order, for large sums: all Y_k below a cut are
-    replaced by their mean, and of those above it, `many` on average, one is told apart.
+    replaced by their mean, and of those above it, `many` on average, one is distinguished.
     """
     top = -float(ndtri(many / count))
     points = np.linspace(top, top + norm + 12, 4001)

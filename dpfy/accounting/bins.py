@@ -440,7 +440,7 @@ WIDE = 0.08
 @dataclass(frozen=True)
 class DeltaEstimate:
     """A Monte Carlo figure of delta: the mean, its standard error, and the bound that holds with
-    the stated confidence.
+    the given confidence.
     """
 
     mean: float
@@ -450,7 +450,7 @@ class DeltaEstimate:
 
 @dataclass(frozen=True)
 class Pilots:
-    """Draws that choose the tilts and guess epsilon. They decide nothing but how tight the bound
+    """Draws that choose the tilts and guess epsilon. They decide only how tight the bound
     will be.
     """
 
@@ -489,8 +489,8 @@ class BinsCurve:
 
     Guarantees: with probability at least 1 - FAILURE over the Monte Carlo draws, `epsilon` is an
     upper bound in EVALUATIONS readings of curves together, however they were chosen, and so is
-    `delta` in one. FAILURE is already added to delta: the release and its bill together satisfy
-    what is stated. Where no two bins overlap the bounds are certain.
+    `delta` in one. FAILURE is already added to delta: the release and its charge together satisfy
+    what is given. Where no two bins overlap the bounds are certain.
     """
 
     event: BallsInBins
@@ -532,7 +532,7 @@ class BinsCurve:
 
     def estimates(self, epsilon: float, *, seed: int, failure: float) -> dict[str, DeltaEstimate]:
         """delta at `epsilon` in both directions, from fresh draws; the bounds hold together with
-        the stated failure.
+        the given failure.
         """
         pair = ResponsePair.of(self.event)
         found = {}

@@ -30,7 +30,7 @@ BLOCK = 32
 POINTS = 1024
 """Grid points of one direction; H of few steps has more of them in `epsilon`."""
 LEAST, MOST = 1e-5, 50.0
-"""Ranges of which H is computed, and the largest sum of those in a block. Others are billed as what
+"""Ranges of which H is computed, and the largest sum of those in a block. Others are charged as what
 they are too, epsilon-private: rounding would show, or nothing be gained.
 """
 

@@ -100,7 +100,7 @@ def pure(event: Event, adjacency: Adjacency) -> float:
 
 
 class _BlackBoxes:
-    """Each release alone by the tight accountant, then a composition theorem that knows nothing but
+    """Each release alone by the tight accountant, then a composition theorem that knows only
     (epsilon, delta).
     """
 

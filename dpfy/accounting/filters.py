@@ -16,7 +16,7 @@ runs, for what is left of delta. The part must be fixed in advance: a filter tha
 divergences have what the chances leave of delta would spend up to twice the delta on an adversary
 who decides by the outputs.
 
-A run that ends early is settled: from then on the steps it made are counted in place of those
+A run that ends early is settled: from then on the steps it made are counted instead of those
 reserved (docs/early-stopping.md). So is the order chosen from the first event *as it was reserved*:
 chosen from what became of it, it would depend on outputs.
 
@@ -49,7 +49,7 @@ mean is at most the mean of the maxima: B T_v H_{j-1} <= T_v B H_{j-1} = T_v H_j
 first, it is at most T_v H_j.
 
 What makes it work is that T_v depends on v alone: nothing is lost to the freedom of choosing sizes.
-Two ranges would not commute, so all choices are billed as having the largest.
+Two ranges would not commute, so all choices are charged as having the largest.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class RenyiFilter:
                 Composed((*spent, asked)), adjacency, tuple(order for order, _ in orders)
             )
         except Unsupported as error:
-            return f"the Rényi filter cannot bill this run: {error}"
+            return f"the Rényi filter cannot charge this run: {error}"
         if chance > self.approximation:
             return (
                 f"this run would bring the chance of an infinite loss (a failure probability, as of "
@@ -340,7 +340,7 @@ def _divergences(
 
 
 def together(noise_multiplier: float, choices: int = 0, width: float = 0.0) -> Event:
-    """The bill of all that a filter admits: one Gaussian release, and so many choices of range
+    """The charge of all that a filter admits: one Gaussian release, and so many choices of range
     `width`.
     """
     gaussian = Gaussian(noise_multiplier)
@@ -436,7 +436,7 @@ class GaussianFilter:
         try:
             sums, made = self._counted(Composed((*spent, asked)))
         except DpfyError as error:
-            return f"the Gaussian filter cannot bill this run: {error}"
+            return f"the Gaussian filter cannot charge this run: {error}"
         if made > self.choices:
             return (
                 f"this run would bring the number of choices to {made}; the budget allows "

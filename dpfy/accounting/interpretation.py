@@ -30,7 +30,7 @@ def advantage(curve: Curve) -> float:
 
 
 STEEPEST = 40.0
-"""Miss rates far below e^-STEEPEST are not told apart."""
+"""Miss rates far below e^-STEEPEST are not distinguished."""
 
 
 def _lowest(value: Callable[[float], float], high: float) -> float:
@@ -142,7 +142,7 @@ class Meaning:
         return [
             f"Tier {self.tier}: {TIERS[self.tier]} (epsilon {self.epsilon:.3g} at delta "
             f"{self.delta:g}).",
-            f"Told who trained the model or not, the best attacker is right at most "
+            f"Knowing who trained the model or not, the best attacker is right at most "
             f"{50 + 50 * self.advantage:.1f}% of the time "
             f"(50% is guessing).",
             f"Accusing 1% of outsiders wrongly, an attacker finds at most "

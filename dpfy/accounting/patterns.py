@@ -3,7 +3,7 @@
 A pattern turns noise, rate and steps into an event and the assumptions under which the event
 describes what was run. Where no amplification is proven, none is claimed. `Training` is a question,
 in a calculator's words, about a run that need not exist; what is run is a `Recipe`. Both take the
-event of sampled steps from `poisson`, so that they cannot give one run two bills.
+event of sampled steps from `poisson`, so that they cannot give one run two charges.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class TrainingPattern:
             )
 
     def _allocated(self) -> PatternClaim:
-        """Epochs of about 1 / sampling rate steps. An epoch that was begun counts whole."""
+        """Epochs of about 1 / sampling rate steps. An epoch that was started counts whole."""
         if not self.steps or not self.sampling_rate:
             return PatternClaim(ev.Nothing(), ("nobody takes part",))
         # a batch holds at most the share of the sampling rate
@@ -119,13 +119,13 @@ class TrainingPattern:
             ev.random_allocation(self.noise_multiplier, epoch, epochs),
             (
                 f"in each of {epochs} epochs every unit takes part in exactly one of {epoch} steps, "
-                f"chosen uniformly and in secret, anew for each epoch",
+                f"chosen uniformly and in secret, again for each epoch",
             ),
         )
 
     def _passes(self) -> PatternClaim:
-        """Each unit takes part once a pass: no amplification, the bill of its own steps. A pass
-        that was begun counts whole.
+        """Each unit takes part once a pass: no amplification, the charge of its own steps. A pass
+        that was started counts whole.
         """
         passes = math.ceil(
             self.steps * self.sampling_rate * (1 - 1e-12)
@@ -193,7 +193,7 @@ class ReportPattern:
             raise InvalidInput(name, size, f"is needed for {self.sampling} reports")
         if self.sampling == "shuffled":
             told = (
-                "one report a unit and round, all of them shuffled, each round anew, by somebody "
+                "one report a unit and round, all of them shuffled, each round again, by somebody "
                 "who tells nothing else"
             )
             how = (
@@ -208,7 +208,7 @@ class ReportPattern:
         if self.sampling == "check-ins":
             told = (
                 "a unit takes part with the sampling rate, in a slot chosen uniformly and in "
-                "secret, each round anew"
+                "secret, each round again"
             )
             return PatternClaim(
                 ev.Repeated(
@@ -222,7 +222,7 @@ class ReportPattern:
 
 @dataclass(frozen=True)
 class ConvexConditions:
-    """What amplification by iteration needs; whoever constructs it declares each to hold."""
+    """What amplification by iteration needs; anyone who constructs it declares each to hold."""
 
     losses_are_convex: bool
     losses_are_smooth: bool
@@ -246,7 +246,7 @@ def by_iteration(
     if missing := conditions.missing():
         raise Unsupported(
             f"amplification by iteration without: {', '.join(missing)}",
-            "declare them, or bill the step in full",
+            "declare them, or charge the step in full",
         )
     move = 2 if adjacency is Adjacency.REPLACE_ONE else 1
     full = (move / check.positive("noise_multiplier", noise_multiplier)) ** 2 / 2

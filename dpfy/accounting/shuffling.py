@@ -78,7 +78,7 @@ def answered_deltas(epsilon0: float, records: int, answers: int, epsilons: Array
 
     That is in convex order at most 1 - te with a chance of (t - 1) / (te - 1), and 0 otherwise.
     Given how many terms are not 0, what counts is the expected positive part of their mean, which
-    falls with their number: blocks are billed as their least one.
+    falls with their number: blocks are charged as their least one.
     """
     e, t = math.exp(epsilon0), np.exp(epsilons)
     p = 1 / (e + answers - 1) * (1 - 1e-15)

@@ -1,6 +1,6 @@
 """Runs that end when their own outputs say so: the ex-post guarantee of docs/early-stopping.md.
 
-A run may end at one of K points that were fixed before it. What is stated at the point where it
+A run may end at one of K points that were fixed before it. What is given at the point where it
 ended, epsilon_k, is the epsilon of a plan of that length at `share` times delta. Then for any rule
 that looks at what was released, and for every set S of outcomes,
 
@@ -33,7 +33,7 @@ LEAST = 1e-300
 
 def unwrapped(event: Event) -> tuple[Event, float]:
     """`event` as if its ends had been fixed in advance, and the share of delta at which that may be
-    stated.
+    given.
 
     A run that ends early inside of another release (a sample, the best of several) stays as it is,
     and accountants refuse it.

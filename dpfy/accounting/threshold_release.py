@@ -54,7 +54,7 @@ from dpfy.accounting.moments import Array
 from dpfy.accounting.profiles import Points
 
 LEAST, MOST = 1e-8, 2.0
-"""Moves for which cells are computed. Smaller ones are billed as the least, larger ones as the
+"""Moves for which cells are computed. Smaller ones are charged as the least, larger ones as the
 whole number.
 """
 STEEPEST = 3.0

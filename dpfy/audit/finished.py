@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 WIDE, POINTS = 12.0, 40_001
 MOST = 200.0
-"""Beyond this epsilon the two laws are told apart for sure."""
+"""Beyond this epsilon the two laws are distinguished for sure."""
 
 
 Law = tuple[float, float]

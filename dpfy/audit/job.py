@@ -1,7 +1,7 @@
 """A whole training job with canaries in it, and what it leaves for the audit: canaries.npz in the
 run folder.
 
-The private records are trained on as ever, so the run is reserved and billed as ever. The canaries
+The private records are trained on as before, so the run is reserved and charged as before. The canaries
 are synthetic: that they, and the coins that decided which of them were in, stand in the run folder
 tells nothing about the private records beyond the released model.
 """

@@ -100,7 +100,7 @@ def observe_table(
     be for real and canary records together. `keep` is given all of it before the run ends. A run
     that was killed and is resumed goes on with what was seen before.
 
-    Guarantees: the training is :class:`PrivateTraining`, unchanged; its bill is in the ledger of
+    Guarantees: the training is :class:`PrivateTraining`, unchanged; its charge is in the ledger of
     `run` like any other.
     """
     wrapped = WithCanaries(model, len(weights))
@@ -204,7 +204,7 @@ def watched(
     """Enter the training, and call `look` with every update, when the gradients are in place and
     the optimizer is about to move.
 
-    Without `keep`, the run is left without a card once all its steps are made: for runs in
+    Without `keep`, the run is left without a report once all its steps are made: for runs in
     temporary folders.
     """
     handle = training.optimizer.register_step_pre_hook(

@@ -245,7 +245,7 @@ def certified(canaries: int, epsilon: float, delta: float, confidence: float = 0
 
 
 SHOWS = (
-    "how well whoever sees every answer, and knows how it was drawn, guesses which of two labels "
+    "how well anyone who sees every answer, and knows how it was drawn, guesses which of two labels "
     "each record has"
 )
 DOES_NOT_SHOW = "what features tell about labels, which is not protected, or other attacks"

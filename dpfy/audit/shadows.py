@@ -71,7 +71,7 @@ def train_shadows(
     progress: Progress = quiet,
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Margins on `count` shadow models and which records each was trained on, both [models,
-    records]. A pair that would end after `seconds` is not begun; the first one always is.
+    records]. A pair that would end after `seconds` is not started; the first one always is.
     """
     started = time.monotonic()
     check.integer("shadows", count, least=2, most=MOST_SHADOWS)

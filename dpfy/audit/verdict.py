@@ -12,7 +12,7 @@ from dpfy.core import check
 from dpfy.core.codec import number
 
 LOOK_FIRST = (
-    "noise scale against clip norm, then the sampler against the billed rate, then the number of "
+    "noise scale against clip norm, then the sampler against the charged rate, then the number of "
     "steps; "
     "`dpfy audit selftest` names the check that isolates each"
 )
@@ -54,7 +54,7 @@ class LowerBound:
 class AuditVerdict:
     """A lower bound beside the epsilon that was claimed at the same delta.
 
-    `violated` means: at the stated confidence the claim is false. Not violated proves nothing
+    `violated` means: at the given confidence the claim is false. Not violated proves nothing
     beyond the bound.
     """
 

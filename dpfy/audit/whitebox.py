@@ -129,7 +129,7 @@ ATTACKS = len(NOISES) + 1
 SHOWS = (
     "what an attacker learns who chooses the canaries' gradients and sees every noisy update; at "
     "or below the claim, the code that "
-    "samples, clips, sums, adds noise and counts steps behaved as billed for these canaries"
+    "samples, clips, sums, adds noise and counts steps behaved as charged for these canaries"
 )
 DOES_NOT_SHOW = (
     "that other data, other layers or other configurations leak no more; that the seed was secret; "
@@ -163,7 +163,7 @@ class ObservedSums:
 class AuditedClaim:
     """What was claimed, as far as the attacker may know it: all of it is public.
 
-    `absent` is what an excluded canary shows in place of 0: -1 where neighbours replace one canary
+    `absent` is what an excluded canary shows instead of 0: -1 where neighbours replace one canary
     by its opposite.
     """
 

@@ -206,7 +206,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a configuration with canaries in it, then audit the run. It is a training like any
-    other, and billed like any other.
+    other, and charged like any other.
     """
     from dpfy.audit import job as audit_job
     from dpfy.audit.whitebox import fair_coins

@@ -37,7 +37,7 @@ def estimators(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare classical learners on made-up data with the columns of a schema, or on a public
-    table. Nothing is billed.
+    table. Nothing is charged.
 
     dpfy plan compare estimators --schema adult --records 1000 --records 20000 --epsilon 0.5 --epsilon 4
 

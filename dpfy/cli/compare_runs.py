@@ -12,14 +12,14 @@ from dpfy.cli.output import PAGE, require_writable, save, tell
 
 def runs(
     places: Annotated[
-        list[Path], typer.Argument(help="Run folders or cards, two or more.", metavar="RUN...")
+        list[Path], typer.Argument(help="Run folders or reports, two or more.", metavar="RUN...")
     ],
     out: Annotated[
         Path | None, typer.Option(help="Also write the comparison as one page (HTML).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare the privacy cards of finished runs.
+    """Compare the privacy reports of finished runs.
 
     Claims about different units of privacy, adjacencies or settings are not ranked: the reason is
     given, and how to convert.

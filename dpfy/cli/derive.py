@@ -41,7 +41,7 @@ def derive(
 
     The ledger keeps its hash, what it was made of, how, and which public data was used; dpfy verify
     follows it. What dpfy cannot see is whether private data went into it after all: that would be a
-    release of its own, and must be billed.
+    release of its own, and must be charged.
     """
     from dpfy.runs import derive as derived
 

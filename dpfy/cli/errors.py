@@ -1,9 +1,9 @@
-"""The boundary of the command line: however a verb ends, there is an exit status and at most one
-line (one for each problem of a configuration), never a traceback.
+"""The boundary of the command line: however a verb ends, there is an exit status and at most one line
+(one for each problem of a configuration), never a traceback.
 
 0 is success, 1 a check that failed, 2 anything that could not be done, 130 and 143 an interruption.
-A fault of the operating system, of numbers or of memory is told in words; a mistake of ours is told
-as an internal error, and DPFY_DEBUG=1 shows where it was made.
+A fault of the operating system, of numbers or of memory is explained in a sentence; a mistake of
+ours is reported as an internal error, and DPFY_DEBUG=1 shows where it was made.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ WORDS: tuple[tuple[Any, Any], ...] = (
     (UnicodeError, lambda problem: f"a text cannot be read or written ({problem})"),
     (OSError, _of_system),
 )
-"""The faults that are not ours, and how each is told."""
+"""The faults that are not ours, and how each is reported."""
 
 
 def _no_memory(problem: BaseException) -> bool:

@@ -55,7 +55,7 @@ def init(
     """Draft a schema and a job for a table of your own.
 
     Only the names of the columns are read (and the types that a Parquet file states): kinds are
-    guessed from names, and ranges, categories, classes and the number of records are left open as
+    guessed from names, and ranges, categories, classes and the number of records are left as
     "?" for you to fill in from what is public. With --public, for a file that holds nobody's
     secrets, they are read from it.
 
@@ -68,7 +68,9 @@ def init(
 
     if check is not None:
         if not public:
-            rule = "needs --public: what does not fit is told, so the rows must be nobody's secret"
+            rule = (
+                "needs --public: what does not fit is listed, so the rows must be nobody's secret"
+            )
             raise InvalidInput("--check", check, rule)
         problems = draft.misfits(data, check)
         tell({"problems": problems}, problems or ["every cell fits"], as_json=as_json)

@@ -75,4 +75,4 @@ def _way_on(folder: Path, verb: str) -> str:
         return (
             f"interrupted; the run goes on, to the same bits and at no more cost, with: {command}"
         )
-    return "interrupted before the run began; nothing was read, released or billed: start it again"
+    return "interrupted before the run began; nothing was read, released or charged: start it again"

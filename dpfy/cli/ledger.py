@@ -47,9 +47,9 @@ def show(
     """Show every reservation: when, what for, what was released, its own epsilon, the total so far,
     and the budget.
 
-    Each line names the folder of its run. A reservation is open (nothing was released yet), begun
-    (billed for good), finished, or given back (not counted). Where no accountant bounds a release,
-    the reason is told in place of its epsilon.
+    Each line names the folder of its run. A reservation is open (nothing was released yet), started
+    (charged permanently), finished, or given back (not counted). Where no accountant bounds a release,
+    the reason is printed instead of its epsilon.
     """
     from dpfy.core.ledger import Ledger
     from dpfy.report import spending, spending_page

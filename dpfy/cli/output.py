@@ -82,7 +82,7 @@ def finite(value: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """Text without control characters (a name in a card must not move the cursor) and without
+    """Text without control characters (a name in a report must not move the cursor) and without
     broken letters.
     """
     return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)

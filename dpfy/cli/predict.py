@@ -32,7 +32,7 @@ def predict(
 ) -> None:
     """Predict with a released model: the class of each record, and the probability of each class.
 
-    The model's hash is checked against card and ledger, and the records are encoded as those it was
+    The model's hash is checked against report and ledger, and the records are encoded as those it was
     trained on; the label column may be missing. Predictions of a released model are
     post-processing: they cost nothing, and tell nothing more about its training data.
 

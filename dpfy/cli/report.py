@@ -1,4 +1,4 @@
-"""`dpfy report`: the privacy card of a finished run as a page, as Markdown or as JSON."""
+"""`dpfy report`: the privacy report of a finished run as a page, as Markdown or as JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write the privacy card of a finished run as a page (report.html), as Markdown (report.md), or
+    """Write the privacy report of a finished run as a page (report.html), as Markdown (report.md), or
     print it as JSON.
 
     The page is one file without scripts or network; an audit made after the run (audit.json) is

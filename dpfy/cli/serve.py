@@ -88,7 +88,7 @@ def teach(
     """Make voters from private records: many small models, each of a part of the data that no other
     one sees.
 
-    Nothing is released, so nothing is billed: keep the folder as you keep the data. dpfy serve
+    Nothing is released, so nothing is charged: keep the folder as you keep the data. dpfy serve
     start answers from it. Networks are trained side by side, as one batched model; all take the
     same number of steps.
 
@@ -189,14 +189,14 @@ def start(
     end: Annotated[
         bool,
         typer.Option(
-            "--finish", help="Do not serve: end the service, write its card, erase its secrets."
+            "--finish", help="Do not serve: end the service, write its report, erase its secrets."
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Answer questions over HTTP from voters that never leave, as many as were paid for.
 
-    Everything is billed before the first question; each answer is taken from that, durably, before
+    Everything is charged before the first question; each answer is taken from that, durably, before
     its noise is drawn. When nothing is left the service refuses. A service that was stopped or
     killed goes on with the same --out. A question that was answered before costs nothing. Clients
     need the token, which is printed once on standard error. A refused request costs nothing.

@@ -33,7 +33,7 @@ class StudentForm(RunForm):
     threshold: float = flag("The part of the teachers that must agree (with --queries).", 0.6)
     public: str | None = flag("File of public inputs (NPZ, IDX).", None, path=True)
     provenance: str | None = flag(
-        "Where they are from, and why they are public, for the card.", None
+        "Where they are from, and why they are public, for the report.", None
     )
     public_records: int | None = flag(
         "Instead: so many held-out records of a public data set.", None, "nine tenths of them"
@@ -55,9 +55,9 @@ class StudentForm(RunForm):
 def student(asked: Asked[StudentForm]) -> None:
     """Train and release a student of private teachers (PATE).
 
-    Private records are dealt to teachers; their noisy votes on public inputs, billed before the
+    Private records are dealt to teachers; their noisy votes on public inputs, charged before the
     first record is read, are what is released. The student learns from these answers and from
-    public inputs alone. It comes with its card; check it with dpfy verify.
+    public inputs alone. It comes with its report; check it with dpfy verify.
 
     Example: dpfy serve student mnist --epsilon 1 --delta 1e-5 --out runs/student
 

@@ -30,7 +30,7 @@ def sign(
     """Sign a finished run, make a key, or state the head of a ledger.
 
     Signing a run (RUN --key) first verifies it; what is signed is the head of its ledger and the
-    hash of its card, in signature.json. The head of a ledger (--head) can be published, or signed
+    hash of its report, in signature.json. The head of a ledger (--head) can be published, or signed
     by a witness, while runs last: dpfy verify --head then shows that no line before it was
     exchanged. Exit status 1: the run is not verified, and was not signed.
     """
@@ -104,6 +104,6 @@ def _sign(run: Path, key: Path | None, as_json: bool) -> None:
     }
     tell(
         answer,
-        f"signed: {run / signature.NAME} (card and ledger head {signed.head[:16]})",
+        f"signed: {run / signature.NAME} (report and ledger head {signed.head[:16]})",
         as_json=as_json,
     )

@@ -71,7 +71,7 @@ def table(asked: Asked[SynthesizeForm]) -> None:
     The table is runs/synthetic/synthetic.csv. Columns, ranges, bins, categories and constraints
     come from the schema, never from the data. Marginals are chosen, measured with noise and fitted;
     rows are drawn from what was fitted. The number of rows is that of what was measured, or --rows.
-    How far the table is from the records is measured too, with noise, and stands on the card.
+    How far the table is from the records is measured too, with noise, and is in the report.
 
     Methods: aim (best, adaptive), mst (fast, for many columns); of dpfy-lab, for comparison: mwem,
     privbayes, rap, independent, and the networks dp-gan (needs --records, the public number of

@@ -53,7 +53,7 @@ def tune(
     insecure_seed: options.Seed = None,
     as_json: options.Json = False,
 ) -> None:
-    """Search for settings, and leave the best run in a folder whose card covers the search.
+    """Search for settings, and leave the best run in a folder whose report covers the search.
 
     dpfy tune --over "training.learning_rate=0.05..5 log" --over "training.batch_size=[512, 1024]"
     --epsilon 3 --trials 20
@@ -62,10 +62,10 @@ def tune(
     choice, cost no more.
 
     A range is 0.05..5 (even), 0.05..5 log (even in the logarithm) or 1..8 whole; a list is [256,
-    512]. What changes the bill (batch size, steps, epochs) must be a list. In a file: a section
+    512]. What changes the charge (batch size, steps, epochs) must be a list. In a file: a section
     [search.training], with learning_rate = "0.05..5 log".
 
-    By default a random number of trials is made, and only the best is released: nobody is told how
+    By default a random number of trials is made, and only the best is released: nobody learns how
     many there were, nor anything about the others. On public data (--public) a search is free.
     Searches that look at earlier scores are paid by composition, from Python (Optuna, Ray).
     """
@@ -148,7 +148,7 @@ def _bar(trials: float) -> Iterator[Any]:
 
     with Console(stderr=True).status("planning") as shown:
         yield lambda what, made: shown.update(
-            what if made is None else f"{what}: {made} of {trials:g} trials, all of them billed"
+            what if made is None else f"{what}: {made} of {trials:g} trials, all of them charged"
         )
 
 
@@ -184,7 +184,7 @@ def _lines(found: Any, told: dict[str, Any]) -> list[str]:
 
 
 def _counted(scored: dict[str, Any] | None) -> str:
-    """What a noisy score counts, in words; nothing of a score of public records."""
+    """What a noisy score counts, as a phrase; nothing of a score of public records."""
     if scored is None:
         return ""
     return (

@@ -30,7 +30,7 @@ def verify(
     ] = None,
     ledger: Annotated[
         Path | None,
-        typer.Option(help="Ledger of the data set, in which the run must be billed too."),
+        typer.Option(help="Ledger of the data set, in which the run must be charged too."),
     ] = None,
     require: Annotated[
         str | None,
@@ -43,8 +43,8 @@ def verify(
 ) -> None:
     """Check finished runs from outside.
 
-    Recomputes every number of the card from the ledger with the accountant of the run, and asks a
-    second, independent one; checks the hash chain of the ledger, that card and plan state what was
+    Recomputes every number of the report from the ledger with the accountant of the run, and asks a
+    second, independent one; checks the hash chain of the ledger, that report and plan state what was
     reserved before the data was read, the numbers in every sentence, the hashes of all files, that
     no other file lies in the folder, that no audit contradicts the claim, and that the run's
     secrets are erased.
@@ -53,7 +53,7 @@ def verify(
     (nothing is there). The level says how much the verdict is worth: nothing (the files agree with
     each other); a head of the ledger published at the start, or at completion (--head); a signature
     (--key). Below it stands what someone who can write to the folder could still have changed.
-    --ledger checks that the ledger of the data set bears the charge. Of several runs (dpfy verify
+    --ledger checks that the ledger of the data set has the charge. Of several runs (dpfy verify
     runs/*) each has one line, and lines below it for what failed. Exit status 0: everything holds.
     1: something does not; the line names the file and the field.
     """

@@ -50,8 +50,8 @@ protected, and what lies before is not.
 """
 
 TRUSTS = {
-    "central": "Whoever holds the data must be trusted, to keep it and to run the mechanism as "
-    "stated; nobody who sees what is released.",
+    "central": "Anyone who holds the data must be trusted, to keep it and to run the mechanism as "
+    "described; nobody who sees what is released.",
     "distributed": "The protocol that adds up the contributions, and enough of their owners to add "
     "their noise, must be trusted; no single "
     "party, and nobody who sees the sum.",
@@ -75,7 +75,7 @@ class Assumption:
     holds: str
 
     def to_json(self) -> dict[str, str]:
-        """A row of the card."""
+        """A row of the report."""
         return {"what": self.what, "assumed": self.assumed, "done": self.done, "holds": self.holds}
 
 
@@ -89,8 +89,8 @@ class Claim:
 
     - `kind`: the name of the class of claims, that of an entry point or given to :func:`register`.
       `name`: what its reservation is called, once in a folder. `purpose`: one of `PURPOSES`.
-    - `event`: the whole bill. `releases`: how many times noise is drawn under it. `delta`: where
-      the guarantee is stated, 0 for a pure one. `accountant`: by which accountant.
+    - `event`: the whole charge. `releases`: how many times noise is drawn under it. `delta`: where
+      the guarantee is given, 0 for a pure one. `accountant`: by which accountant.
     - `unit`: whose data is protected. `adjacency`: which change of the data is hidden. `trust`: one
       of `TRUSTS`, and `trusted`: who must be trusted, in one sentence. `boundary`: one of
       `BOUNDARIES`, the first thing that is protected. `records`: the public number of units, where
@@ -118,12 +118,12 @@ class Claim:
 
     @property
     def event(self) -> events.Event:
-        """The whole bill."""
+        """The whole charge."""
         raise NotImplementedError(f"the claim {type(self).__name__} does not say what it costs")
 
     def describe(self) -> dict[str, Any]:
-        """Its own section of the card: `title`, and whatever a reader needs, as JSON."""
-        raise NotImplementedError(f"the claim {type(self).__name__} has no section of the card")
+        """Its own section of the report: `title`, and whatever a reader needs, as JSON."""
+        raise NotImplementedError(f"the claim {type(self).__name__} has no section of the report")
 
     @property
     def name(self) -> str:
@@ -147,7 +147,7 @@ class Claim:
 
     @property
     def stops(self) -> Mapping[int, events.Event]:
-        """After how many releases the work may end early, each with what is billed then in place of
+        """After how many releases the work may end early, each with what is charged then instead of
         `event`: never.
         """
         return {}
@@ -194,7 +194,7 @@ class Claim:
         return ()
 
     def warnings(self, facts: Mapping[str, Any]) -> Sequence[str]:
-        """What a reader of the card must not overlook: nothing."""
+        """What a reader of the report must not overlook: nothing."""
         return ()
 
     def to_json(self) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def kind_of(name: str) -> type[Any]:
 @dataclass(frozen=True)
 class Reserved:
     """A claim as its reservation states it: with the kind of its seed, and the entry of the data
-    set's ledger where it is billed too.
+    set's ledger where it is charged too.
     """
 
     claim: Claim
@@ -260,7 +260,7 @@ class Reserved:
         return (*self.claim.caveats, *((PRACTICE,) if self.fixed_seed else ()))
 
     def due(self, settled: tuple[int, int] | None) -> events.Event:
-        """What is billed: all of it, or what was `settled`, as the book of a ledger holds it."""
+        """What is charged: all of it, or what was `settled`, as the book of a ledger holds it."""
         return self.claim.event if settled is None else self.claim.stops[settled[1]]
 
     def to_json(self) -> dict[str, Any]:
@@ -359,7 +359,7 @@ def releases_of(uses: int, claim: Mapping[str, Any]) -> int:
 
 
 def stop_after(stops: Iterable[int], made: int) -> int | None:
-    """The number of releases that is billed where `made` are all that there were: the next of
+    """The number of releases that is charged where `made` are all that there were: the next of
     `stops`; None is all of them.
 
     Guarantees: never less than was made.
@@ -368,7 +368,7 @@ def stop_after(stops: Iterable[int], made: int) -> int | None:
 
 
 def agree(claims: Sequence[Claim]) -> None:
-    """Refuse claims that one card could not state together."""
+    """Refuse claims that one report could not state together."""
     if not claims:
         raise InvalidInput(
             "claims",
@@ -394,7 +394,7 @@ def agree(claims: Sequence[Claim]) -> None:
             if getattr(c, what) != getattr(first, what):
                 rule = (
                     f"must be {getattr(first, what)}, as for {first.name!r}: the claims of one "
-                    f"folder have one card"
+                    f"folder have one report"
                 )
                 raise InvalidInput(f"{c.name} {what}", getattr(c, what), rule)
 

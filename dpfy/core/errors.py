@@ -82,7 +82,7 @@ class BudgetExceeded(DpfyError):
 
 
 class Corrupt(DpfyError):
-    """A file of a run (ledger, checkpoint, card, model) is damaged, torn or belongs to another
+    """A file of a run (ledger, checkpoint, report, model) is damaged, torn or belongs to another
     run.
     """
 

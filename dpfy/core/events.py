@@ -176,7 +176,7 @@ class MetricPrivacy:
     """A release whose chances change by a factor of at most exp(eta d) where the data of a unit
     moves by d in `metric`: d_chi privacy.
 
-    That is no differential privacy: data far apart may be told apart, and accounting gives it no
+    That is no differential privacy: data far apart may be distinguished, and accounting gives it no
     epsilon (Chatzikokolakis et al. 2013).
     """
 
@@ -265,7 +265,7 @@ class NoisyArgmax:
     votes was added to every count.
 
     One unit moves one vote, from one class to another: it belongs to one voter, whatever that voter
-    makes of it. Nothing but the class is released (Papernot et al. 2018: GNMax).
+    makes of it. Only the class is released (Papernot et al. 2018: GNMax).
     """
 
     sigma: float
@@ -468,7 +468,7 @@ class Parallel:
     """Releases on disjoint parts of the data, each `(name, event)`: all records of a unit lie in
     one part.
 
-    Which part a unit belongs to depends on nothing but the unit. A name stands for the same part
+    Which part a unit belongs to depends on only the unit. A name stands for the same part
     wherever it occurs in a ledger: releases over the same names are added up part by part. A part
     that nothing is released from is named with `Nothing`.
     """
@@ -494,8 +494,8 @@ class OneOf:
     """One of `events`, and which one is known: chosen without the data, or with sight of what was
     released before it.
 
-    Settings that are tried in a search, each with a bill of its own, are one. No one of them costs
-    more than what is stated.
+    Settings that are tried in a search, each with a charge of its own, are one. No one of them costs
+    more than what is given.
     """
 
     events: tuple[Event, ...]
@@ -534,7 +534,7 @@ class Stopped:
     points fixed in advance.
 
     `share` of delta is what each of the points may use: at most one over their number. What is
-    stated of it is stated after the fact: see docs/early-stopping.md.
+    given of it is given after the fact: see docs/early-stopping.md.
     """
 
     event: Event
@@ -737,10 +737,10 @@ def without_replacement(
 def random_allocation(
     noise_multiplier: float, steps_per_epoch: int, epochs: int, times: int = 1
 ) -> Event:
-    """Epochs in each of which a unit takes part in `times` of the steps, drawn anew for each.
+    """Epochs in each of which a unit takes part in `times` of the steps, drawn again for each.
 
     A uniform choice of k of t steps is a uniform choice of one step in each of k blocks of t // k
-    steps, the blocks being drawn at random beforehand: whoever is told the blocks sees k releases of
+    steps, the blocks being drawn at random in advance: anyone who is told the blocks sees k releases of
     one step in t // k (Feldman & Shenfeld 2025).
     """
     return Repeated(RandomlyAllocated(noise_multiplier, steps_per_epoch // times), times * epochs)

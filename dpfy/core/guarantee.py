@@ -14,6 +14,7 @@ nothing.
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -132,7 +133,7 @@ class Accountant(Protocol):
 class Guarantee:
     """What was promised, to whom, against which neighbour, computed how.
 
-    Guarantees: `epsilon` is an upper bound for the stated unit and adjacency under the stated trust
+    Guarantees: `epsilon` is an upper bound for the given unit and adjacency under the given trust
     model, provided the caveats.
     """
 
@@ -154,6 +155,24 @@ class Guarantee:
         return (
             f"{cost}, for one {self.unit.name}, where {self.adjacency.meaning} "
             f"({self.adjacency.value}), by the {self.accountant} accountant.{caveats}"
+        )
+
+    def _repr_html_(self) -> str:
+        shown = [(f"delta {delta:g}", self.epsilon(delta)) for delta in SHOWN]
+        costs = [(at, decimal_up(epsilon)) for at, epsilon in shown if math.isfinite(epsilon)]
+        return html_table(
+            "Guarantee",
+            [
+                *(
+                    (f"epsilon at {at}", epsilon)
+                    for at, epsilon in costs or [("any delta", "none")]
+                ),
+                ("unit", f"one {self.unit.name}"),
+                ("neighbours", f"{self.adjacency.meaning} ({self.adjacency.value})"),
+                ("trust", self.trust),
+                ("accountant", self.accountant),
+                *(("provided that", caveat) for caveat in self.caveats),
+            ],
         )
 
     def epsilon(self, delta: float) -> float:
@@ -236,6 +255,17 @@ def default_delta(records: int) -> float:
     while 10 ** (10 * power) < count**11:
         power += 1
     return float(f"1e-{power}")
+
+
+def html_table(title: str, rows: Iterable[Sequence[object]]) -> str:
+    """A small table for notebooks; the first cell of each row is its head."""
+    lines = (
+        f"<tr><th>{html.escape(str(first))}</th>"
+        + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in rest)
+        + "</tr>"
+        for first, *rest in rows
+    )
+    return f"<table><caption>{html.escape(title)}</caption><tbody>{''.join(lines)}</tbody></table>"
 
 
 def decimal_up(value: float, digits: int = 3) -> str:

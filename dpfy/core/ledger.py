@@ -30,7 +30,7 @@ from typing import Any, Protocol
 from dpfy.core import check, events, storage
 from dpfy.core.codec import canonical
 from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput, Unsupported
-from dpfy.core.guarantee import Accountant, Guarantee
+from dpfy.core.guarantee import Accountant, Guarantee, html_table
 from dpfy.core.ledger_rules import VERSION, LedgerRules
 from dpfy.core.storage import hold, locked, sha256_of, sync_folder, write_atomically
 from dpfy.core.unit import EXAMPLE, TOKEN_WINDOW, Adjacency, Unit
@@ -321,7 +321,7 @@ COPIED = (
 )
 
 RECOVERED = "mark recovered"
-"""The kind of note that says that somebody stated the head of a ledger whose mark was lost."""
+"""The kind of note that says that somebody given the head of a ledger whose mark was lost."""
 
 
 class LedgerBudget(Protocol):
@@ -479,7 +479,7 @@ class Ledger:
 
     @property
     def basis(self) -> dict[str, Any]:
-        """Head and number of the lines before the end of the run: what its card is computed
+        """Head and number of the lines before the end of the run: what its report is computed
         from.
         """
         before = [n for n, b in enumerate(self.bodies) if b["type"] == "finish"]
@@ -508,7 +508,7 @@ class Ledger:
 
         Call before reading any data. `run` is the name of the folder of the run, for readers of the
         ledger of a data set; nothing follows from it. A `returnable` reservation can be given back by `void` as long
-        as it has not begun; its permit allows no release before `begin`. Every other one is spent
+        as it has not started; its permit allows no release before `begin`. Every other one is spent
         from now on.
 
         Guarantees: durable on return; refused with BudgetExceeded, and nothing written, if the
@@ -546,7 +546,7 @@ class Ledger:
         """Write down that releases under a returnable reservation will now be made; the permit that
         allows them. Safe to call again.
 
-        `place` recognises the folder that makes them. Whoever names another one is refused from
+        `place` recognises the folder that makes them. Anyone who names another one is refused from
         then on.
         """
         with locked(self.path, wait=True) as handle:
@@ -562,7 +562,7 @@ class Ledger:
         return self.book.reserved[permit.entry]
 
     def settle(self, permit: Permit, *, made: int, billed: int) -> Permit:
-        """Write down that `made` releases are all that there will be, and `billed` what is billed;
+        """Write down that `made` releases are all that there will be, and `billed` what is charged;
         the closed permit. Safe to repeat.
 
         Guarantees: durable on return, and final: nothing is released under the permit any more. The
@@ -578,16 +578,16 @@ class Ledger:
         return self.book.reserved[permit.entry]
 
     def void(self, permit: Permit, reason: str) -> None:
-        """Give back a returnable reservation that has not begun: nothing was released, and its
+        """Give back a returnable reservation that has not started: nothing was released, and its
         run's secret is already destroyed.
         """
         self._write({"type": "void", "entry": permit.entry, "reason": reason})
 
     def end(self, entry: str, card: str) -> None:
         """Write down, in the ledger of a data set, that the run which made this reservation ended
-        with this card. Safe to repeat.
+        with this report. Safe to repeat.
 
-        Guarantees: a reservation has one end. A second one, with another card, is refused.
+        Guarantees: a reservation has one end. A second one, with another report, is refused.
         """
         with locked(self.path, wait=True) as handle:
             self._load(handle)
@@ -595,7 +595,7 @@ class Ledger:
                 self._append(handle, {"type": "end", "entry": entry, "card": card})
 
     def finish(self, permit: Permit, *, steps: int, card: str, files: Mapping[str, str]) -> None:
-        """Write the one end of the run: SHA-256 of its card and of its files. Safe to call again
+        """Write the one end of the run: SHA-256 of its report and of its files. Safe to call again
         with the same.
         """
         body = {
@@ -638,7 +638,7 @@ class Ledger:
         )
 
     def note(self, kind: str, **facts: Any) -> None:
-        """Append a fact for readers. Nothing is computed from notes: what changes a bill is part of
+        """Append a fact for readers. Nothing is computed from notes: what changes a charge is part of
         the claim of a reservation.
         """
         self._write({"type": "note", "kind": kind, "facts": facts})
@@ -647,6 +647,14 @@ class Ledger:
     def terms(self) -> dict[str, Any] | None:
         """The budget this ledger was created with, as JSON; None for a ledger that only records."""
         return self.book.budget
+
+    def __str__(self) -> str:
+        count = len(self.permits())
+        return f"Ledger {self.path.name}: {count} release{'s' * (count != 1)} reserved"
+
+    def _repr_html_(self) -> str:
+        rows = [(p.name, type(p.event).__name__, f"{p.uses:,}") for p in self.permits()]
+        return html_table(f"Ledger {self.path.name}", [("release", "event", "uses"), *rows])
 
     def permits(self) -> list[Permit]:
         """Every reservation so far, less those given back, as they stand in the file this object
@@ -661,7 +669,7 @@ class Ledger:
     @property
     def settlements(self) -> dict[str, tuple[int, int]]:
         """By the names of reservations that ended early, how many releases were made and how many
-        are billed.
+        are charged.
         """
         return {
             self.book.reserved[entry].name: settled for entry, settled in self.book.settled.items()
@@ -673,7 +681,7 @@ class Ledger:
         return None if self.book.first is None else self.book.first[1]
 
     def event(self) -> events.Event:
-        """All reservations composed: the bill."""
+        """All reservations composed: the charge."""
         return events.Composed(tuple(self.spent()))
 
     def guarantee(
@@ -714,7 +722,7 @@ def require_place(held: str | None, place: str | None, ledger: str) -> None:
     """
     if held is not None and held != place:
         raise Unsupported(
-            f"going on with a run that {ledger} says was begun in another folder", COPIED
+            f"going on with a run that {ledger} says was started in another folder", COPIED
         )
 
 

@@ -7,11 +7,11 @@ hold to this one set of rules.
 - `begun`: releases under a returnable reservation may have been made, so it can no longer be given
   back. `place` recognises the folder that makes them; an earlier version did not write it.
 - `settle`: no more than `made` releases are made under a reservation that may end early, and
-  `billed` of them are billed from now on.
-- `void`: a returnable reservation is given back; only before it has begun.
-- `end`: in the ledger of a data set: the run that made a reservation ended, with this card. There
+  `billed` of them are charged from now on.
+- `void`: a returnable reservation is given back; only before it has started.
+- `end`: in the ledger of a data set: the run that made a reservation ended, with this report. There
   is no second end.
-- `finish`: the run ended: hashes of its card and of every file. Only attachments may follow.
+- `finish`: the run ended: hashes of its report and of every file. Only attachments may follow.
 - `attach`: hashes of files that were added to a finished run (an audit).
 - `derive`: a file made from the released ones and from public data alone: its hash, what it was
   made of, how, and which public data.
@@ -64,10 +64,10 @@ FINISHED = "the ledger says that this run is finished: nothing more may be relea
 class LedgerRules:
     """What follows from the lines of a ledger, read in their order.
 
-    `places` holds, for reservations that have begun, which folder makes their releases; `ended` the
-    card of runs that have ended; `runs` how the folders of runs were called when they reserved, for
+    `places` holds, for reservations that have started, which folder makes their releases; `ended` the
+    report of runs that have ended; `runs` how the folders of runs were called when they reserved, for
     readers, where it was written down. `settled` holds, for reservations that ended early, how many
-    releases were made and how many are billed. `first` is the first reservation, with its event as
+    releases were made and how many are charged. `first` is the first reservation, with its event as
     it was reserved: a budget may be divided by it, and never by what became of it.
     """
 
@@ -90,7 +90,7 @@ class LedgerRules:
 
     @classmethod
     def of(cls, name: str, bodies: list[dict[str, Any]]) -> LedgerRules:
-        """The book of these lines; `Corrupt` where one of them breaks a rule, whoever wrote it."""
+        """The book of these lines; `Corrupt` where one of them breaks a rule, anyone who wrote it."""
         book = cls()
         for number, body in enumerate(bodies, start=1):
             try:
@@ -120,7 +120,7 @@ class LedgerRules:
                 "type", kind, "must be that of the header on the first line, and there only"
             )
         if self.finish is not None and kind not in ("attach", "derive"):
-            raise InvalidInput("type", kind, "nothing but attachments may follow the end of a run")
+            raise InvalidInput("type", kind, "only attachments may follow the end of a run")
         getattr(self, f"_{kind}")(body)
 
     def permits(self) -> list[Permit]:
@@ -216,13 +216,13 @@ class LedgerRules:
             raise InvalidInput(
                 "entry",
                 entry,
-                "was reserved for good: releases may have been made under it, and it stays billed",
+                "was reserved permanently: releases may have been made under it, and it stays charged",
             )
         if entry in self.begun:
             raise InvalidInput(
                 "entry",
                 entry,
-                "has begun: releases may have been made under it, and it stays billed",
+                "has started: releases may have been made under it, and it stays charged",
             )
         return entry
 
@@ -233,7 +233,7 @@ class LedgerRules:
             or entry in self.void
             or (entry in self.returnable and entry not in self.begun)
         ):
-            raise InvalidInput("entry", entry, "is not a reservation that has begun")
+            raise InvalidInput("entry", entry, "is not a reservation that has started")
         return entry
 
     def _end(self, body: dict[str, Any]) -> None:

@@ -72,7 +72,7 @@ class Randomness:
 
     @classmethod
     def for_tests(cls, seed: int) -> Randomness:
-        """A reproducible secret. Whoever knows the seed can remove the noise: never for data that
+        """A reproducible secret. Anyone who knows the seed can remove the noise: never for data that
         matters.
         """
         return cls(

@@ -220,7 +220,7 @@ def _zero(path: Path | str) -> None:
 
 
 MOST_TEXT = 64 << 20
-"""No configuration, card or list of metrics is longer than this."""
+"""No configuration, report or list of metrics is longer than this."""
 MOST_DATA = 2 << 30
 """Data of one file, unpacked: all of it is held in memory several times."""
 MOST_BITS = 1024

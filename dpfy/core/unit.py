@@ -122,7 +122,7 @@ class Unit:
 
 EXAMPLE = Unit()
 TOKEN_WINDOW = "token window"
-"""The name of a unit of text that is nothing but its number of tokens."""
+"""The name of a unit of text that is only its number of tokens."""
 
 WINDOWS = ("day", "week", "month", "year")
 """Windows of time, by the calendar in UTC; a week begins on Monday."""
@@ -253,7 +253,7 @@ class WithoutReplacement:
         """How units take part in steps."""
         return (
             f"sampling without replacement: every step takes exactly {self.batch_size:,} of "
-            f"{self.records:,} units, chosen anew"
+            f"{self.records:,} units, chosen again"
         )
 
 
@@ -377,7 +377,7 @@ class SecretBins:
 @dataclass(frozen=True)
 class RandomAllocation:
     """In every epoch each unit takes part in exactly `times` of `steps_per_epoch` steps, chosen
-    uniformly and in secret, anew for each epoch.
+    uniformly and in secret, again for each epoch.
     """
 
     steps_per_epoch: int
@@ -395,7 +395,7 @@ class RandomAllocation:
         count = "one" if self.times == 1 else f"{self.times:,}"
         return (
             f"random allocation: in each of {self.epochs:,} epochs every unit takes part in exactly "
-            f"{count} of {self.steps_per_epoch:,} steps, chosen anew"
+            f"{count} of {self.steps_per_epoch:,} steps, chosen again"
         )
 
 

@@ -71,7 +71,7 @@ def _norms(l2: float, l1: float, linf: float) -> dict[str, float]:
 class Bounded(Generic[T]):
     """A sum over units that is still sensitive: each unit adds at most `bound` to `value`.
 
-    Guarantees: whoever constructs it has clipped. Only :class:`dpfy.noise.stream.NoiseStream` and
+    Guarantees: anyone who constructs it has clipped. Only :class:`dpfy.noise.stream.NoiseStream` and
     the mechanisms of
     :mod:`dpfy.mechanisms` turn it into a :class:`Private`.
     """
@@ -83,7 +83,7 @@ class Bounded(Generic[T]):
 
 @dataclass(frozen=True)
 class Private(Generic[T]):
-    """A released value: noise is in it, its bill is in the ledger, and any post-processing is
+    """A released value: noise is in it, its charge is in the ledger, and any post-processing is
     free.
     """
 
@@ -98,7 +98,7 @@ class Permit:
     `closed` says why no release may be made (yet, or any more); it is empty where releases are
     allowed. `adjacency` is the ledger's.
 
-    Guarantees: only a ledger makes one, so whoever holds one has its bill on disk. A mechanism
+    Guarantees: only a ledger makes one, so anyone who holds one has its charge on disk. A mechanism
     compares what it is about to do with `event` (:meth:`check`), so what was typed twice cannot
     differ.
     """

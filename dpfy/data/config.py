@@ -120,7 +120,7 @@ class DataConfig:
     length: int = setting(128, "Characters in a text record.")
     test: str | None = setting(
         None,
-        "What held-out records are: public (figures published as measured), billed (private: noisy "
+        "What held-out records are: public (figures published as measured), charged (private: noisy "
         "counts, paid for) or withheld.",
         "public for public data sets, withheld for a file of your own",
     )
@@ -140,7 +140,7 @@ class DataConfig:
     user_loss: str = setting(SUM, "Loss of a user: sum or mean over the records used.")
     draw: str = setting(
         USER,
-        "What is drawn and clipped: user (all of a user's as one), or record (one by one, billed "
+        "What is drawn and clipped: user (all of a user's as one), or record (one by one, charged "
         "for most_records of them together).",
     )
     time: str | None = setting(

@@ -16,7 +16,7 @@ PUBLIC = "public"
 def records(config: DataConfig) -> int:
     """The number of records of a table that remain to train on.
 
-    Guarantees: nothing but the count leaves this function.
+    Guarantees: only the count leaves this function.
     """
     if config.kind not in ("csv", "parquet") or config.path is None or config.user is not None:
         what = (

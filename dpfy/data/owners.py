@@ -2,7 +2,7 @@
 theirs is, however large the data is.
 
 Who owns what is read when training opens its data, after the reservation, and nothing else of it
-is. How many records a user has decides nothing but which of them are taken: at most `most`, chosen
+is. How many records a user has decides only which of them are taken: at most `most`, chosen
 among that user's own.
 """
 

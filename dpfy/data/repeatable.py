@@ -1,4 +1,4 @@
-"""Whether lazily read records can be read again, and are the ones a run was begun with: by a secret
+"""Whether lazily read records can be read again, and are the ones a run was started with: by a secret
 sample, not by reading everything.
 
 Caught at entry: a dataset whose records differ when they are read twice with the same seed, a

@@ -123,7 +123,7 @@ class KeptRows(Protocol):
 class TableEngine(Protocol):
     """What computes bounded aggregates of one table.
 
-    Guarantees: nothing but aggregates leaves it; no cell raises an error or changes a message.
+    Guarantees: only aggregates leaves it; no cell raises an error or changes a message.
     """
 
     name: str

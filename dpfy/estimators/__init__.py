@@ -1,4 +1,4 @@
-"""Classical learners with scikit-learn's interface: `fit`, `predict`, a card.
+"""Classical learners with scikit-learn's interface: `fit`, `predict`, a report.
 
 Estimators of plug-ins (the entry points `dpfy.estimators`) are found here by their names, too.
 """

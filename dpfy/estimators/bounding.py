@@ -1,4 +1,4 @@
-"""Ranges that nobody stated, bought with a share of the budget: two noisy histograms, and their
+"""Ranges that nobody given, bought with a share of the budget: two noisy histograms, and their
 quantiles.
 
 The first histogram has public cells of sign and power of two, from 2^-20 to 2^40; the second one

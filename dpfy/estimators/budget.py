@@ -108,7 +108,7 @@ def rounds(needs: Sequence[ReleaseNeed], terms: FitTerms) -> tuple[ReleaseRound,
     """Each need with its noise.
 
     Guarantees: the composition of all their events, by the accountant of the terms, is at most
-    (epsilon, delta). Nothing but the needs and the terms is looked at.
+    (epsilon, delta). Only the needs and the terms is looked at.
     """
     if not needs:
         raise InvalidInput("needs", [], "must be at least one release")

@@ -64,7 +64,7 @@ class ReleaseRound:
 
 
 def together(rounds: Sequence[ReleaseRound]) -> events.Event:
-    """The bill of all rounds. Gaussian releases beside the minimum of a perturbed objective are
+    """The charge of all rounds. Gaussian releases beside the minimum of a perturbed objective are
     part of its event, which is exact.
     """
     parts = tuple(events.Repeated(r.event, r.releases) for r in rounds)
@@ -103,7 +103,7 @@ class ProofCondition:
 @register
 @dataclass(frozen=True)
 class FitClaim(Claim):
-    """One fit of one estimator: all its releases are one bill, whichever of them are made.
+    """One fit of one estimator: all its releases are one charge, whichever of them are made.
 
     `domain` is all that is public about columns and target: other bounds are another claim.
     `settings` are the settings of the estimator, as text. Rounds may depend on what earlier ones
@@ -195,7 +195,7 @@ class FitClaim(Claim):
         ]
 
     def describe(self) -> dict[str, Any]:
-        """The section of the card."""
+        """The section of the report."""
         return {
             "title": f"A private fit of {self.estimator}",
             "estimator": self.estimator,

@@ -2,7 +2,7 @@
 data is looked at, never a value.
 
 A column is a number in a range, a category out of a list, or open: a number whose range nobody
-stated, which the fit has to buy.
+given, which the fit has to buy.
 """
 
 from __future__ import annotations

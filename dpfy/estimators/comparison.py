@@ -1,5 +1,5 @@
 """Estimators side by side over epsilon and number of records, on public or made-up data: nothing
-here is billed.
+here is charged.
 
 Made-up data has the columns of a schema: numbers uniform in their transformed range, words of
 categories with unequal shares, and a target that follows from all columns, by curves and by words,

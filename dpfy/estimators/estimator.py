@@ -1,9 +1,9 @@
 """What every private estimator is: scikit-learn's interface around one claim, one run folder and
-one card.
+one report.
 
 An estimator says what it will release (`_needs`: public facts alone), learns from records through
 these releases (`_learn`), and restores the model from what was released (`_restore`). The rest is
-here, once: terms, columns, ledger, folder, card, resume, pickles.
+here, once: terms, columns, ledger, folder, report, resume, pickles.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class PrivateEstimator(BaseEstimator):
         What is public about the columns: a TOML file, the name of a packaged schema, or columns
         (`dpfy.Number`, `dpfy.Category`, ...).
     bounds : (low, high) or mapping, default=None
-        In place of a schema, for numbers: two numbers, two lists with one for each column, or pairs by
+        Instead of a schema, for numbers: two numbers, two lists with one for each column, or pairs by
         the name of a column. Ranges that nobody states are bought by private histograms, for a tenth of
         the budget.
     records : int, default=None
@@ -424,7 +424,7 @@ class PrivateEstimator(BaseEstimator):
         self._restore(dict(model.arrays))
 
     def _load_public(self, release: FinishedFit, facts: Mapping[str, Any]) -> None:
-        """Take the card, and what a file says about columns and target."""
+        """Take the report, and what a file says about columns and target."""
         self.release_, self.report_ = release, release.report
         self._columns = FeatureColumns.from_json(facts["columns"])
         self._person = facts.get("person")
@@ -639,7 +639,7 @@ def _framed(X: Any, person: str | None) -> Any:
 
 
 def _bounded(data: EncodedRecords, fit: FitSession) -> EncodedRecords:
-    """Buy the ranges that nobody stated."""
+    """Buy the ranges that nobody given."""
     values, opened = records.open_values(data)
     names = [c.name for c in opened]
     if isinstance(data.aim, OpenTarget) and data.target is not None:
@@ -685,7 +685,7 @@ def _domain(public: PublicFacts) -> list[ProofCondition]:
             ProofCondition(
                 "domain",
                 needed,
-                "the caller stated that the labels that occur in y are public",
+                "the caller declared that the labels that occur in y are public",
                 stated=True,
             )
         ]
@@ -694,7 +694,7 @@ def _domain(public: PublicFacts) -> list[ProofCondition]:
             ProofCondition(
                 "domain",
                 needed,
-                f"{public.open} ranges that nobody stated were bought with a share of the budget",
+                f"{public.open} ranges that nobody gave were bought with a share of the budget",
             )
         ]
     return [

@@ -1,4 +1,4 @@
-"""One fit in its run folder: reserve, read, release in rounds, write, card.
+"""One fit in its run folder: reserve, read, release in rounds, write, report.
 
 Sums are made without rounding. What a record adds is a vector of whole multiples of 2^-bits; double
 precision adds and multiplies such numbers without error as long as sums stay below 2^53 steps, in
@@ -238,7 +238,7 @@ class FitSession:
         """A choice for each row of scores, where adding a unit changes one row only: parts of the
         data that share no record.
 
-        Guarantees: all together are one choice for the bill. Adding or removing a unit changes one
+        Guarantees: all together are one choice for the charge. Adding or removing a unit changes one
         row; replacing one changes at most two, by what adding changes each, and intervals of losses
         add up to that of one row changed by twice as much.
         """
@@ -270,7 +270,7 @@ class FitSession:
         return np.ldexp(drawn.astype(np.float64), -TERM)
 
     def tell(self, **facts: Any) -> None:
-        """Put released figures, or public ones, into the section of the card."""
+        """Put released figures, or public ones, into the section of the report."""
         self._folder.tell(self.claim.name, **facts)
 
     def _next(self, name: str) -> tuple[ReleaseRound, int]:
@@ -346,7 +346,7 @@ def opened(
 
 
 def finish(fit: FitSession, model: FittedArrays, delta_from: str = "given by the caller") -> None:
-    """Write what was released, and the card."""
+    """Write what was released, and the report."""
     folder = fit._folder
     folder.begin(fit.claim.name)
     folder.write(FILE, model.to_bytes())
@@ -364,7 +364,7 @@ def run(
     progress: Progress | None = None,
     delta_from: str = "given by the caller",
 ) -> FinishedFit:
-    """A fit from its claim to its card: in `place`, or, where there is none, in a temporary folder
+    """A fit from its claim to its report: in `place`, or, where there is none, in a temporary folder
     of which the files are kept.
 
     `other` are fields of a place for the temporary folder (ledger, seed). `learn` reads the data;

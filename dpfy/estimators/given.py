@@ -86,7 +86,7 @@ class HeldTable(FileTable):
 def taken(
     estimator: PrivateEstimator, data: Dataset, target: str | None
 ) -> tuple[PrivateEstimator, FileTable, FileColumn | None]:
-    """(a copy of `estimator` in which what the data set says stands in place of its parameters, the
+    """(a copy of `estimator` in which what the data set says stands instead of its parameters, the
     table, what is predicted).
 
     Raises:

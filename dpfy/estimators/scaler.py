@@ -1,4 +1,4 @@
-"""Scaling by private statistics: means and deviations, or the ends of ranges that nobody stated."""
+"""Scaling by private statistics: means and deviations, or the ends of ranges that nobody given."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class CheckedStep:
     def __str__(self) -> str:
         if self.private:
             return f"{self.name} (private itself, charged for itself)"
-        return f"{self.name} (stated by the caller)" if self.stated else self.name
+        return f"{self.name} (declared by the caller)" if self.stated else self.name
 
 
 def _given(step: Any) -> Iterator[str]:

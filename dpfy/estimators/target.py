@@ -82,7 +82,7 @@ class NumberTarget:
 
 @dataclass(frozen=True)
 class OpenTarget:
-    """Numbers whose range nobody stated: the fit buys it."""
+    """Numbers whose range nobody given: the fit buys it."""
 
     def __str__(self) -> str:
         return "target in a range that is bought"

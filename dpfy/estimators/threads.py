@@ -56,7 +56,7 @@ def threads(n_jobs: int | None) -> Iterator[None]:
 
 def each(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """What `work` makes of every item, in their order. After an error, or an interruption, nothing
-    more is begun.
+    more is started.
     """
     count = _COUNT.get()
     if count == 1:

@@ -2,7 +2,7 @@
 that a client sends.
 
 Everything after the bounded sum is the private training loop: noise, ledger, optimizer,
-checkpoints, card.
+checkpoints, report.
 """
 
 from __future__ import annotations

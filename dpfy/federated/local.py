@@ -145,7 +145,7 @@ class LocalTraining:
     """What a client does with its records in a round: `steps` of SGD on minibatches of
     `batch_size`, all of its records by default.
 
-    A client goes through its records in an order drawn anew for each round, and again from the
+    A client goes through its records in an order drawn again for each round, and again from the
     beginning if it has few; a minibatch never holds a record twice. "fedsgd" takes no local step:
     it adds up the gradients at the weights that were sent. `at_once` is how many clients are
     computed together; like `way`, it changes speed and memory alone.
@@ -187,7 +187,7 @@ class LocalUpdates:
     """Computes the updates of cohorts from the clients' records.
 
     Guarantees: the update of a client is a function of the weights, its own records, the round and
-    the run's secret, whoever else is in the cohort.
+    the run's secret, anyone who else is in the cohort.
     """
 
     def __init__(

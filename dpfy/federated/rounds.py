@@ -67,7 +67,7 @@ class UpdateEngine(Engine):
 
 @dataclass
 class UpdateChecks(CheckSummary):
-    """What the card says about mixing where no gradient was computed by the server."""
+    """What the report says about mixing where no gradient was computed by the server."""
 
     @property
     def words(self) -> str:
@@ -109,7 +109,7 @@ class PrivateRounds(PrivateTraining):
     reserved in the ledger before the first cohort is drawn; who is in a cohort is a function of the
     run's secret and the round; the divisor is the expected cohort, however many clients answer.
     Where cohorts are chosen elsewhere (`batches`), any client may answer, and
-    amplification is not billed.
+    amplification is not charged.
     """
 
     numbers: type[ClientNumbers] = ClientNumbers

@@ -190,7 +190,7 @@ def fit(
     use = use_of(evaluation)
     if isinstance(evaluation, PrivateTest):
         raise Unsupported(
-            "a billed evaluation where the unit is a client",
+            "a charged evaluation where the unit is a client",
             "use dpfy.PublicTest(data) or dpfy.WithheldTest(data)",
         )
     if (done := finished(model, run, plan)) is not None:

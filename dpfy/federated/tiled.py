@@ -49,7 +49,7 @@ class SameMemory(threading.local, NewMemory):
     """The memory of the last pass of this thread, for the next: on a CPU new memory costs about as
     much as what is computed in it.
 
-    Whoever uses it is done with all that a pass gave, and has gone back through it once, before the
+    Anyone who uses it is done with all that a pass gave, and has gone back through it once, before the
     next pass begins.
     """
 
@@ -370,7 +370,7 @@ def _product(a: Tensor, b: Tensor, memory: NewMemory, factor: float = 1.0) -> Te
 
 
 def _scale(activation: str) -> float:
-    """By how much its argument is multiplied beforehand, for nothing."""
+    """By how much its argument is multiplied in advance, for nothing."""
     return 2.0 if activation == TANH else 1.0
 
 

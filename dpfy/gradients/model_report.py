@@ -193,7 +193,7 @@ def inspect(
     return ModelReport(engine, tuple(views), tuple(problems), routes, cost)
 
 
-APART = "taken apart where examples are separate"
+APART = "split where examples are separate"
 
 
 def _by_operations(view: LayerView, routes: set[str], batch: int) -> LayerView:

@@ -188,7 +188,7 @@ def losses_one_by_one(
 
     Guarantees: `f` is given one record; no tensor of the call for another record, and no memory of
     `held`, enters its loss. Numbers that Python read from a tensor are not followed: one record,
-    drawn anew, is computed a second time after all others, and must have the same loss.
+    drawn again, is computed a second time after all others, and must have the same loss.
     """
     leaves, structure = pytree.tree_flatten(batch)
     places, losses = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)], []

@@ -198,7 +198,7 @@ class PrivateAccelerator(Accelerator):
         """
         if self.training is not None:
             raise InvalidInput(
-                "load_state", "a run that has begun", "load before the first batch is asked for"
+                "load_state", "a run that has started", "load before the first batch is asked for"
             )
         if not Path(self.run.path).is_dir():
             raise InvalidInput(
@@ -212,7 +212,7 @@ class PrivateAccelerator(Accelerator):
         return dataloader
 
     def end_training(self) -> None:
-        """End a run that may end early, billed up to the next point of its plan. Any other that is
+        """End a run that may end early, charged up to the next point of its plan. Any other that is
         not complete is left, to be resumed.
         """
         training = self.training

@@ -71,10 +71,10 @@ def check_accumulation(name: str, value: object, knob: str) -> None:
 
 
 def finish(training: PrivateTraining) -> None:
-    """Write model and card and give the model the released weights. A run that stops early is
-    billed as its plan says, and says so.
+    """Write model and report and give the model the released weights. A run that stops early is
+    charged as its plan says, and says so.
 
-    Guarantees: those of :meth:`PrivateTraining.finish`: a plan with points for that is billed up to
+    Guarantees: those of :meth:`PrivateTraining.finish`: a plan with points for that is charged up to
     the next of them, any other whole.
     """
     done, steps, stopping = (
@@ -93,7 +93,7 @@ def finish(training: PrivateTraining) -> None:
         else ""
     )
     errors.warn(
-        f"run {training.folder.path}: ended after {done} of {steps} steps, {billed} billed{way}"
+        f"run {training.folder.path}: ended after {done} of {steps} steps, {billed} charged{way}"
     )
 
 
@@ -101,7 +101,7 @@ def share_records(train: Any, other: Any) -> bool:
     """Whether two data sets, or loaders of them, have a record in common, as far as that is seen:
     one data set, or parts of one.
 
-    Data to measure on must not be the training data: whoever declares it public would publish what
+    Data to measure on must not be the training data: anyone who declares it public would publish what
     is measured on private records.
     """
     (mine, of_mine), (theirs, of_theirs) = _origin(train), _origin(other)

@@ -52,7 +52,7 @@ class PrivateTrainer(Trainer):
     The plan decides batches, steps and clipping; per_device_train_batch_size is the most examples
     at once. `eval_is="public"` declares the evaluation data public: without it nothing is evaluated
     while training. ``train(resume_from_checkpoint=True)`` goes on with an unfinished run, to the
-    same bits. A callback that stops training ends the run, billed as the plan says. A loss of your
+    same bits. A callback that stops training ends the run, charged as the plan says. A loss of your
     own: override `compute_losses`, or give a compute_loss_func, which return one loss for each
     example.
 
@@ -123,8 +123,8 @@ class PrivateTrainer(Trainer):
         trial: object = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
-        """Train by the plan; a finished run leaves model, card and reports in the run folder, and
-        the card in the model card.
+        """Train by the plan; a finished run leaves model, report and reports in the run folder, and
+        the report in the model report.
         """
         if trial is not None:
             raise Unsupported(
@@ -193,7 +193,7 @@ class PrivateTrainer(Trainer):
         super().log(logs, *given, **settings)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Trainer's, with the privacy of a finished run in its model card."""
+        """Trainer's, with the privacy of a finished run in its model report."""
         super().save_model(output_dir, _internal_call)
         self._describe(output_dir)
 
@@ -346,7 +346,7 @@ class PrivateTrainer(Trainer):
         self._last_save = time.monotonic()
 
     def _private(self, run: Run) -> PrivateTraining:
-        """The run, with Trainer's optimizer and scheduler: made anew, so that a resumed run makes
+        """The run, with Trainer's optimizer and scheduler: made again, so that a resumed run makes
         the same.
         """
         if self._created_lr_scheduler:

@@ -6,7 +6,7 @@ returns one loss for each example.
 
 What Lightning calls a batch is a logical batch of the plan: it hands around a `BatchTurn`, and the
 strategy draws the records when the turn is taken. So nothing is fetched ahead, callbacks see no
-record, and `global_step` counts the steps that are billed.
+record, and `global_step` counts the steps that are charged.
 """
 
 from __future__ import annotations
@@ -418,7 +418,7 @@ def _check_trainer(trainer: Any, plan: Plan) -> None:
         if found := {kind.__name__ for kind in type(callback).__mro__} & SEARCHES:
             raise Unsupported(
                 f"{found.pop()} in private training",
-                "what it tries on the data has no bill: choose on public data",
+                "what it tries on the data has no charge: choose on public data",
             )
     if not trainer.lightning_module.automatic_optimization:
         raise Unsupported(

@@ -10,7 +10,7 @@ packages are not imported here.
     guarantees
 
 Each value goes through :meth:`PrivateTraining.record` first: it must be a plain number, it stands
-in the run's metrics.jsonl, its name on the card, and a loss of the batch is refused where it is
+in the run's metrics.jsonl, its name in the report, and a loss of the batch is refused where it is
 recognised. A value that was refused reaches no logger.
 """
 
@@ -62,7 +62,7 @@ class PublicLog:
             raise InvalidInput(
                 "log.card",
                 "an unfinished run",
-                "call it after the block of the run, when its card is written",
+                "call it after the block of the run, when its report is written",
             )
         card = words.raised(verify.load_card(place))
         held = card["guarantee"]
@@ -77,7 +77,7 @@ class PublicLog:
 
 
 def to_tensorboard(training: PrivateTraining, writer: Any) -> PublicLog:
-    """A log that writes scalars to a SummaryWriter, and the card as text."""
+    """A log that writes scalars to a SummaryWriter, and the report as text."""
 
     def write(values: dict[str, float], step: int) -> None:
         for name, value in values.items():
@@ -107,7 +107,7 @@ def to_wandb(training: PrivateTraining, run: Any) -> PublicLog:
 
 def to_mlflow(training: PrivateTraining, mlflow: Any) -> PublicLog:
     """A log that writes metrics by `mlflow` (the module, or a client with its functions), and the
-    card as an artefact.
+    report as an artefact.
     """
 
     def tell(told: dict[str, Any]) -> None:

@@ -116,7 +116,7 @@ def from_opacus(
         instead = 'dpsgd(sampling="without-replacement", adjacency="replace-one")'
         raise Unsupported(
             "poisson_sampling=False",
-            f"its bill is not that of Poisson batches: leave it True, or use {instead}",
+            f"its charge is not that of Poisson batches: leave it True, or use {instead}",
         )
     if not batch_first:
         raise Unsupported("batch_first=False", "put the examples first: model(x.transpose(0, 1))")

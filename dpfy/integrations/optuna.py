@@ -2,7 +2,7 @@
 `optimize` here stands for its own.
 
     def objective(trial):
-        rate = trial.suggest_float("rate", 0.05, 5, log=True)              # as ever plan =
+        rate = trial.suggest_float("rate", 0.05, 5, log=True)              # as before plan =
         trial.planned(dpfy.dpsgd(RECORDS, 256, steps=100))          # the noise that the search pays
         for dpfy.fit(net, trial.train(data), plan=plan, run=trial.run, optimizer=...) return
         accuracy(net, public)
@@ -119,7 +119,7 @@ class PrivateTrial:
         return self._trial.valid(data)
 
     def count(self, right: int | Tensor) -> float:
-        """The score on private records, with noise where it is billed: see
+        """The score on private records, with noise where it is charged: see
         :meth:`dpfy.tuning.trial.Trial.count`.
         """
         return self._trial.count(right)
@@ -171,7 +171,7 @@ class _Independent:
 @dataclass
 class StudyEngine:
     """A study as an engine: trials are asked of it, in this process, and it is told of all that are
-    made: they are billed.
+    made: they are charged.
     """
 
     study: Any
@@ -276,16 +276,16 @@ def optimize(
     work: Execution | None = None,
     earlier_trials: str = PRIVATE,
 ) -> Tuned:
-    """`study.optimize`, within a budget for everything: a run folder whose card covers the search.
+    """`study.optimize`, within a budget for everything: a run folder whose report covers the search.
 
-    `objective` draws settings as ever, says what it does to the data (`trial.planned(recipe)`, one
+    `objective` draws settings as before, says what it does to the data (`trial.planned(recipe)`, one
     of `recipes` but for the clip norm), trains by `trial.plan` in `trial.run`, and returns its
     value. The number of trials is that of `terms`. A study that holds trials already is refused,
     unless they are of public data (`earlier_trials="public"`): their values would be used and are
     not paid for.
 
     Guarantees: those of :func:`dpfy.tuning.run.tune`. By composition the study holds every trial,
-    all of them billed. By the other routes trials are drawn by Optuna's random sampler from the
+    all of them charged. By the other routes trials are drawn by Optuna's random sampler from the
     run's own secret, and the study, its storage included, is given the selected one.
     """
     place, work = Run.of(run), work or Execution()

@@ -46,7 +46,7 @@ class RayPool:
     """Makes trials as tasks of a Ray cluster, `workers` at a time, each with so many processors and
     GPUs.
 
-    Guarantees: as those of other pools, trials depend on nothing but themselves; which is selected
+    Guarantees: as those of other pools, trials depend on only themselves; which is selected
     does not depend on the cluster.
     """
 
@@ -58,7 +58,7 @@ class RayPool:
         check.integer("workers", self.workers, most=MOST_WORKERS)
 
     def rows(self, tasks: Iterable[TrialTask]) -> Iterator[tuple[TrialTask, TrialResult]]:
-        """As they end; no more are begun ahead than there are workers."""
+        """As they end; no more are started ahead than there are workers."""
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False)
         made = ray.remote(

@@ -7,7 +7,7 @@ and without a trace in the run.
 One loss for each example of a Hugging Face model, from its logits: the model's own loss is a
 mean over the batch.
 
-The privacy of a run in the README.md of a saved model, which hubs show as its model card.
+The privacy of a run in the README.md of a saved model, which hubs show as its model report.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def check(args: Any, plan: Plan) -> None:
     cover.
 
     Guarantees: what passes changes speed, rates, evaluation on other data and what is logged of it,
-    and nothing that is billed.
+    and nothing that is charged.
     """
     recipe = plan.recipe
     for name, way_out in REFUSED.items():
@@ -291,7 +291,7 @@ OTHER = (
 
 
 def describe(folder: Path, run: Path, model: nn.Module) -> bool:
-    """Put the report of the finished run `run` into the README.md of `folder`, and its card beside
+    """Put the report of the finished run `run` into the README.md of `folder`, and its report beside
     it. False while it is unfinished.
 
     What was there stays; an earlier report is replaced. Where `model` holds other weights than the

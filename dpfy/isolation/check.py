@@ -3,7 +3,7 @@ checks that no example reaches another.
 
 Which steps: the first two with records, the first after a resume, one in each part of the run,
 chosen by the run's secret, more of them where time allows, and steps that call torch from places
-that no checked step did. A refusal ends the run for good.
+that no checked step did. A refusal ends the run permanently.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ class IsolationCheck:
         self._collects = True
 
     def isolate(self, how: str) -> None:
-        """Make no checks in this process: whoever calls computes the loss of each record without
+        """Make no checks in this process: anyone who calls computes the loss of each record without
         the other records, as `how` says.
 
-        A run that was begun with checks cannot go on without them, nor the other way round (`begin`
+        A run that was started with checks cannot go on without them, nor the other way round (`begin`
         refuses that).
         """
         begun = self.fingerprint.expected is not None or self._done
@@ -147,7 +147,7 @@ class IsolationCheck:
         """Start to record, if this is the first physical batch of a step to look at, or one of a
         step to look for something in; `batch` holds its tensors.
 
-        What was begun and never ended is left.
+        What was started and never ended is left.
         """
         # Steps between those to look at pass here: they must cost nothing.
         monitored = self.monitored
@@ -238,7 +238,7 @@ class IsolationCheck:
             self.budget.add_check(self._begun + OPERATION * operations + watch.seconds)
 
     def refuse(self, refusal: DpfyError, released: bool) -> None:
-        """End the run for good; once something was `released`, for processes that resume it too."""
+        """End the run permanently; once something was `released`, for processes that resume it too."""
         self.refusal = refusal
         if released and isinstance(refusal, Unsupported):
             self._store(str(refusal))

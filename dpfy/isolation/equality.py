@@ -75,7 +75,7 @@ def unsteady(
     """How far the numbers at `refs` move by themselves, row by row, where a GPU adds in any order;
     nothing if equal runs are equal.
 
-    Mixing as small as that cannot be told from it: only numbers that do move by themselves,
+    Mixing as small as that cannot be distinguished from it: only numbers that do move by themselves,
     measured here, are given that room. Behind attention a tile moves by its last bits once in many
     runs: numbers of a program with its backward pass have the room of these bits.
     """

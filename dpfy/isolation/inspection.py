@@ -53,7 +53,7 @@ AGAIN = (
 
 
 class Mixing(Unsupported):
-    """A record reaches the row of another one. It ends a run for good."""
+    """A record reaches the row of another one. It ends a run permanently."""
 
 
 class Inspected(NamedTuple):
@@ -107,7 +107,7 @@ class Inspected(NamedTuple):
 
 @dataclass
 class Inspection:
-    """When a reader checks, and how long. It is made anew in each process that reads.
+    """When a reader checks, and how long. It is made again in each process that reads.
 
     Guarantees: the first batches, and each with a new number of records beyond the least and the
     most so far, are checked; a check never raises anything but :class:`Mixing`.

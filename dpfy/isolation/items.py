@@ -41,7 +41,7 @@ the batch that goes out), and whether it drew from them.
 
 def look_into(dataset: Any, index: int) -> tuple[Any, int] | None:
     """The data set below torch's own wrappers, and the number of the record there; None for one
-    that reads nothing but its own record.
+    that reads only its own record.
     """
     while True:
         if type(dataset) is Subset:

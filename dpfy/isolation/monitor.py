@@ -153,7 +153,7 @@ class Monitor:
         self._mode: _Calls | None = None
 
     def forward(self, batch: Sequence[Tensor], recorded: bool = False) -> None:
-        """A batch goes out: note where torch is called from. Whoever records the step as well tells
+        """A batch goes out: note where torch is called from. Anyone who records the step as well tells
         of its calls by `seen`.
         """
         self.leave()

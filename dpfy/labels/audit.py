@@ -1,4 +1,4 @@
-"""The label-inference audit: labels are drawn by fair coins between two classes, and whoever sees every
+"""The label-inference audit: labels are drawn by fair coins between two classes, and anyone who sees every
 answer, and knows how it was drawn, guesses the coins.
 """
 
@@ -66,7 +66,7 @@ def answered(
     method: LabelMethod, labels: Values, epsilon: float, replayed: Asked | None = None
 ) -> tuple[nn.Module, Asked]:
     """A fit on these labels: its model, and what was asked and answered. With `replayed`, those
-    answers are given in place of fresh ones.
+    answers are given instead of fresh ones.
     """
     claim = method.claim(len(labels), CLASSES, epsilon, 1e-5)
     with (

@@ -123,7 +123,7 @@ class LabelClaim(Claim):
 
     @property
     def event(self) -> events.Event:
-        """The whole bill for one label.
+        """The whole charge for one label.
 
         In stages a label takes part in one of them: what was asked before does not depend on it,
         and what is asked after depends on it through its answer alone. So all stages together cost
@@ -148,7 +148,7 @@ class LabelClaim(Claim):
     def trusted(self) -> str:
         """Who must be trusted, in one sentence."""
         return (
-            "Whoever holds the labels must be trusted, to keep them and to release them as stated; "
+            "Anyone who holds the labels must be trusted, to keep them and to release them as described; "
             "nobody who sees what is released."
         )
 
@@ -177,7 +177,7 @@ class LabelClaim(Claim):
             ),
             Assumption(
                 "chances",
-                "noise and chances are those of the bill",
+                "noise and chances are those of the charge",
                 "drawn exactly, from integers and fractions",
                 YES,
             ),
@@ -188,7 +188,7 @@ class LabelClaim(Claim):
         return (EXPOSED,)
 
     def describe(self) -> dict[str, Any]:
-        """The section of the card."""
+        """The section of the report."""
         amount = (
             {"epsilon": self.epsilon}
             if self.noise_multiplier is None

@@ -129,7 +129,7 @@ def run_fit(
 
 
 def load(run: Path | str, model: nn.Module | None = None) -> nn.Module:
-    """The model of a finished run, its hash checked against card and ledger. A network is loaded
+    """The model of a finished run, its hash checked against report and ledger. A network is loaded
     into one like it, `model`.
 
     The model of ``dpfy train --protect labels`` reads raw records: images are scattered first.
@@ -174,7 +174,7 @@ def load(run: Path | str, model: nn.Module | None = None) -> nn.Module:
 
 
 def section(card: Mapping[str, Any]) -> dict[str, Any]:
-    """What a card tells about labels; empty where it tells nothing."""
+    """What a report tells about labels; empty where it tells nothing."""
     return next((dict(part) for part in card["sections"] if part["name"] == "labels"), {})
 
 

@@ -152,7 +152,7 @@ class LabelMethod:
     unbiased targets for randomized response and Bayes' rule for others. `rounds`: how often the
     model is learnt, each time with the prior of the one before (iterative ALIBI). `clusters`: of
     the features. `span`: the public least and largest number, for labels that are numbers.
-    `teachers` share the labels, and vote on `asked` records; what is not stated follows from public
+    `teachers` share the labels, and vote on `asked` records; what is not given follows from public
     numbers.
     """
 
@@ -238,7 +238,7 @@ class LabelMethod:
         return kind(self.name, outcomes, self.parts, epsilon=epsilon, records=records)
 
     def told(self) -> dict[str, Any]:
-        """Its settings, for the card: those that it reads."""
+        """Its settings, for the report: those that it reads."""
         found: dict[str, Any] = {name: getattr(self, name) for name in READS[self.name]}
         found |= {"correction": self.corrected} if "correction" in found else {}
         found |= {"span": list(self.span)} if self.span is not None else {}

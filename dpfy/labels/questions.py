@@ -43,7 +43,7 @@ class SealedLabels:
     from its low to its high end.
 
     Guarantees: a label is handed out once, and overwritten here when it is: taking it again is an
-    error, whoever asks. What lies outside of the public range counts as its end, and what is no
+    error, anyone who asks. What lies outside of the public range counts as its end, and what is no
     number as the low end: nothing is raised because of a value. It has no copy.
     """
 
@@ -113,7 +113,7 @@ class SealedLabels:
 Reals = NDArray[np.float64]
 Matrix = NDArray[np.float32]
 HALF_L1 = 1.0
-"""Half of what replacing a label moves its one-hot vector by in the L1 norm. Replace-one is billed
+"""Half of what replacing a label moves its one-hot vector by in the L1 norm. Replace-one is charged
 as two bounds.
 """
 HALF_L2 = math.nextafter(math.sqrt(0.5), 1.0)
@@ -129,7 +129,7 @@ class Question(ABC):
     @property
     @abstractmethod
     def event(self) -> events.Event:
-        """The bill for one label, replaced."""
+        """The charge for one label, replaced."""
 
     @abstractmethod
     def answer(
@@ -254,7 +254,7 @@ class NoisyOneHot(Question):
 
     @property
     def mechanism(self) -> LaplaceMechanism:
-        """Its noise is that of two bounds, since replace-one is billed as two."""
+        """Its noise is that of two bounds, since replace-one is charged as two."""
         return LaplaceMechanism(laplace_multiplier(self.epsilon))
 
     @property

@@ -44,7 +44,7 @@ MOST_UNLABELLED = 10_000
 EACH, MOST_TEACHERS = 20, 1000
 LEAD = 5.0
 """Teachers for each standard deviation of the noise, where the number of questions is not
-stated.
+given.
 """
 
 
@@ -52,7 +52,7 @@ def planned(
     records: int, classes: int, noise_multiplier: float, teachers: int | None, asked: int | None
 ) -> tuple[int, int]:
     """How many teachers there are and how many records they are asked about, where it is not
-    stated: by public numbers alone.
+    given: by public numbers alone.
     """
     found = max(2, min(MOST_TEACHERS, records // EACH)) if teachers is None else teachers
     if found > records:

@@ -62,7 +62,7 @@ def compare_shuffled(
     """The same where a shuffler is trusted, each with the largest local epsilon that leaves
     (epsilon, delta) behind it.
 
-    k-ary response is billed as what it is, which hides more than other protocols of its epsilon.
+    k-ary response is charged as what it is, which hides more than other protocols of its epsilon.
     """
     others = local_epsilon(epsilon, delta, reports)
     found = dict.fromkeys(MAKERS, others)

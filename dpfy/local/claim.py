@@ -36,7 +36,7 @@ PROTOCOLS: dict[str, type[Protocol]] = {
     "priv-unit": PrivUnit,
 }
 SIMULATED = (
-    "Whoever simulated the devices held every value and must be trusted with it; "
+    "Anyone who simulated the devices held every value and must be trusted with it; "
     "on devices of their own, people would trust nobody else."
 )
 
@@ -141,7 +141,7 @@ class LocalClaim(DeviceClaim):
         ]
 
     def describe(self) -> dict[str, Any]:
-        """The section of the card."""
+        """The section of the report."""
         name = {kind: name for name, kind in PROTOCOLS.items()}[type(self.protocol)]
         held: dict[str, Any] = {
             "title": f"Local reports: {self.question}",
@@ -191,7 +191,7 @@ class ShuffledClaim(LocalClaim):
         if isinstance(self.protocol, Rappor):
             raise Unsupported(
                 "Rappor behind a shuffler",
-                "reports of one kept row can be told from others; use UnaryEncoding, once",
+                "reports of one kept row can be distinguished from others; use UnaryEncoding, once",
             )
 
     @property

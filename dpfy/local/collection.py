@@ -1,5 +1,5 @@
 """A collection of local reports, from the claim to the run folder: reserve, receive (or simulate),
-estimate, card.
+estimate, report.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def collect(
 def simulate(
     claim: LocalClaim, values: Any, run: Run | str | Path | None, confidence: float = 0.95
 ) -> CollectionResult:
-    """Both sides in one process that holds all values, one a person: billed per person; the card
+    """Both sides in one process that holds all values, one a person: charged per person; the report
     says that it was a simulation.
 
     Guarantees: what is released is made of reports alone, each drawn by the protocol, in a random
@@ -68,7 +68,7 @@ def simulate(
         raise InvalidInput(
             "simulated",
             False,
-            "must be true where one process holds all values: its card must not say that nobody "
+            "must be true where one process holds all values: its report must not say that nobody "
             "did",
         )
 
@@ -110,7 +110,7 @@ def _run(
 
 
 def _figures(found: LocalEstimate) -> dict[str, Any]:
-    """What the card repeats."""
+    """What the report repeats."""
     worst = float(np.max(found.standard_error))
     return {
         "reports": found.reports,

@@ -30,13 +30,13 @@ LEDGER, MEMORY = "ledger.jsonl", "permanent.json"
 
 @dataclass(frozen=True)
 class Device:
-    """Reports of one person, billed in a ledger that stays with them, in `folder`. `budget` is what
+    """Reports of one person, charged in a ledger that stays with them, in `folder`. `budget` is what
     all of them may cost.
 
     Guarantees: a report is reserved, durably, before the value is randomised. A permanent answer is
     kept before anything is made of it, and used for all reports of its collection: it is the answer
     of the value that was reported first, since an answer for each new value would show when the
-    value changes. Where it is lost, the next report is billed as a new one.
+    value changes. Where it is lost, the next report is charged as a new one.
     """
 
     folder: Path

@@ -201,7 +201,7 @@ class Rappor(BitRows):
 
     @property
     def flips(self) -> tuple[Fraction, Fraction]:
-        """The chance that a bit is flipped for good, and that it is flipped again in a report."""
+        """The chance that a bit is flipped permanently, and that it is flipped again in a report."""
         kept, seen = self._kept.chances[1], self.chances[1]
         return kept, (seen - kept) / (1 - 2 * kept)
 
@@ -215,7 +215,7 @@ class Rappor(BitRows):
         return UnaryResponse(self.once, self.buckets, False).chances
 
     def permanent(self, given: Rows, bits: Bits) -> Rows:
-        """The row that a device keeps for good."""
+        """The row that a device keeps permanently."""
         return self._kept.draw(given, bits)
 
     def instantaneous(self, rows: Rows, bits: Bits) -> Rows:

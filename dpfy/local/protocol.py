@@ -1,6 +1,6 @@
 """What local protocols have in common: a device reports, a server estimates.
 
-The value is randomised before it leaves the device; whoever collects the reports is trusted with
+The value is randomised before it leaves the device; anyone who collects the reports is trusted with
 nothing. A report carries the protocol that made it, and with it what it costs. The guarantee is for
 replacing the value by any other one: that somebody reports is seen.
 """

@@ -1,4 +1,4 @@
-"""Mechanisms: one release each, with noise whose law is the stated one to the last bit."""
+"""Mechanisms: one release each, with noise whose law is the given one to the last bit."""
 
 from dpfy.mechanisms.choice import choose, permutation, permute_and_flip
 from dpfy.mechanisms.exact import Bits, below, bernoulli, bernoulli_exp, coins, geometric, uniform

@@ -1,13 +1,13 @@
 """Laplace and Gaussian noise on bounded sums, drawn exactly as whole steps of a public grid.
 
-The bill is that of the real-valued mechanism, and the integer noise is a little larger, by at most
-a part in 2^20 on the grids chosen here, so that the bill is right:
+The charge is that of the real-valued mechanism, and the integer noise is a little larger, by at most
+a part in 2^20 on the grids chosen here, so that the charge is right:
 
 Laplace. On integers, noise with P(x) proportional to exp(-|x|/b) and a shift of D has, at the
 epsilons (D - 2j)/b, the delta 1 - exp(-j/b) of the real Laplace mechanism, and its delta falls with
 epsilon. At an epsilon between the points j and j + 1 it is thus at most the delta at j + 1, which
 is that of a real Laplace mechanism of shift D + 2 at the point j. So b = multiplier * (D + 2) is
-billed as `multiplier`. Several coordinates: the noise is log-concave, so that tests by a threshold
+charged as `multiplier`. Several coordinates: the noise is log-concave, so that tests by a threshold
 are best for every shift, and the power of the best test at shift r + s is that at s taken after
 that at r. Going from one data set to its neighbour one coordinate after the other gives at most the
 power of a single coordinate moved by the L1 distance.

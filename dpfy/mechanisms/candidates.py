@@ -1,7 +1,7 @@
 """The best of a random number of private runs (Liu & Talwar 2019; Papernot & Steinke 2022).
 
 Only because their number is random is the best of several runs as cheap as it is: the number is
-drawn exactly from the law that is billed, before anything is run, and neither it nor any run but
+drawn exactly from the law that is charged, before anything is run, and neither it nor any run but
 the best is released.
 """
 

@@ -264,7 +264,7 @@ class Selection(Stated):
     ) -> Private[int]:
         """The index of a candidate with a high score; the candidates themselves must be public.
 
-        Guarantees: the probability of every index is the stated one, exactly; all are positive.
+        Guarantees: the probability of every index is the given one, exactly; all are positive.
         """
         counts, width = self._laid(scores)
         return Private(self._index(counts, width, self._source(permit, randomness, step)))

@@ -1,7 +1,7 @@
-"""Integer noise on whole numbers, billed exactly: two-sided geometric noise and the discrete
+"""Integer noise on whole numbers, charged exactly: two-sided geometric noise and the discrete
 Gaussian.
 
-Vectors are billed by their L1 norm: both laws are log-concave, so that one coordinate moved by the
+Vectors are charged by their L1 norm: both laws are log-concave, so that one coordinate moved by the
 whole L1 distance is the worst case (:mod:`dpfy.mechanisms.additive`). For a unit that is counted
 once that is exact.
 
@@ -72,14 +72,14 @@ class Discrete(ABC):
         """Whole numbers with noise: a Python integer, or an array of the shape of the value.
 
         Guarantees: as :meth:`dpfy.mechanisms.additive.Additive.release`; the bound on what one unit
-        adds must be within the sensitivity that is billed.
+        adds must be within the sensitivity that is charged.
         """
         counts, name = whole(total.value), f"{type(self).__name__} noise"
         if math.floor(total.bound.finite("l1", name)) > self.sensitivity:
             raise InvalidInput(
                 "bound.l1",
                 total.bound.l1,
-                f"must be at most the sensitivity that is billed, {self.sensitivity}",
+                f"must be at most the sensitivity that is charged, {self.sensitivity}",
             )
         bits = source(self.event, permit, randomness, step)
         noisy = np.asarray(counts + self.noise(counts.size, bits).reshape(counts.shape))

@@ -5,11 +5,11 @@ Whether a uniform number U is below p is asked with more bits of U, and a closer
 is certain. So it is true with probability p exactly, for any real p that can be enclosed. Integers
 alone are used: no rounding is ever trusted.
 
-Exact coins and small laws: from fair bits, whole numbers and fractions, to the stated law with
+Exact coins and small laws: from fair bits, whole numbers and fractions, to the given law with
 total variation 0.
 
 What depends on secrets: how many trials a rejection takes is independent of what it returns; how
-many words `geometric` takes is not, and Python's own integers are not constant in time. Whoever can
+many words `geometric` takes is not, and Python's own integers are not constant in time. Anyone who can
 time single draws must be kept away, as from the data.
 
 The random bits of one address: the project's keystream as words, taken in order, none of them

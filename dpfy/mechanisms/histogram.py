@@ -35,7 +35,7 @@ from dpfy.mechanisms.mechanism import source
 DIGITS = 80
 """Bits to which a tail is known."""
 FAR = 800
-"""Exponents beyond this are not told apart: exp(-800) is below every float."""
+"""Exponents beyond this are not distinguished: exp(-800) is below every float."""
 
 
 @lru_cache(maxsize=256)
@@ -191,7 +191,7 @@ class StabilityHistogram:
 
         Guarantees: a key that no unit has is never released, and one that is listed with a count of
         0 counts as absent. Neither the order of keys nor an error tells anything of the data.
-        Bounds beyond those that are billed are refused.
+        Bounds beyond those that are charged are refused.
         """
         if (
             counts.bound.finite("l1", "a histogram") > self.bound.l1

@@ -8,7 +8,7 @@ A draw is a 64-bit word: 63 bits of a uniform number, and a sign. The table hold
 magnitude k, the first 63 bits of P(at most k), certified (:mod:`dpfy.mechanisms.integers`). Where the
 bits of the word differ from them, they decide. Where they agree (a tie, with probability below size
 / 2^63) more bits are drawn, and the threshold is computed more closely, until it is decided. What
-lies beyond the table is drawn by itself. So every value has the stated law exactly: given fair bits
+lies beyond the table is drawn by itself. So every value has the given law exactly: given fair bits
 the total variation is 0. Nothing here is a float.
 
 A wide law is drawn in blocks of 2^low values, by the ziggurat's idea (Marsaglia & Tsang 2000). A
@@ -19,10 +19,10 @@ since the differences of the steps add up to it), have the law w_0, w_1, w_2, ..
 says block k, and 0, seldom, says that the point is between two steps, where it is compared exactly.
 
 Timing: the vector route does the same work for every value. What differs: which cells of the tables
-are read (whoever shares the cache might see it); cells with several thresholds (a search instead of
+are read (anyone who shares the cache might see it); cells with several thresholds (a search instead of
 one comparison: a few in a hundred values, far ones mostly); points between two steps of a wide law
 (one in 2,000 to 4,000 where millions are drawn, one in 16 to 32 where few are; how often a point is
-thrown again is independent of what is kept); ties and tails (below 2^-40). Whoever can time single
+thrown again is independent of what is kept); ties and tails (below 2^-40). Anyone who can time single
 draws must be kept away, as from the data.
 """
 

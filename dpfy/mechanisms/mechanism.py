@@ -1,4 +1,4 @@
-"""What mechanisms have in common: a permit is spent before random bits are had, and what a bill
+"""What mechanisms have in common: a permit is spent before random bits are had, and what a charge
 assumes of neighbours is compared.
 """
 
@@ -30,9 +30,9 @@ def source(event: events.Event, permit: Permit, randomness: Randomness | None, s
 
 @dataclass(frozen=True)
 class Stated(ABC):
-    """A mechanism whose bill states `epsilon` for neighbours of one kind, `adjacency`.
+    """A mechanism whose charge states `epsilon` for neighbours of one kind, `adjacency`.
 
-    The bill says nothing of other neighbours, so a permit of a ledger with another adjacency is
+    The charge says nothing of other neighbours, so a permit of a ledger with another adjacency is
     refused.
     """
 
@@ -70,7 +70,7 @@ def drawable(name: str, value: object, scale: Fraction) -> None:
 
 
 def agree(adjacency: Adjacency, permit: Permit) -> None:
-    """Refuse a permit whose ledger hides another change of the data than the one that a bill was
+    """Refuse a permit whose ledger hides another change of the data than the one that a charge was
     made for.
     """
     if permit.adjacency is not adjacency:

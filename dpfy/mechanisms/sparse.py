@@ -124,7 +124,7 @@ class Stream:
             raise InvalidInput(
                 "bound.linf",
                 answer.bound.linf,
-                f"must be at most {self.mechanism.most:g}, which is billed",
+                f"must be at most {self.mechanism.most:g}, which is charged",
             )
         grid, (_, each, number) = self.mechanism.grid, self._scales
         count = int(grid.lay(answer).value.counts.reshape(()))

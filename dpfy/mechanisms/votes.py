@@ -1,7 +1,7 @@
 """Votes with Gaussian noise, of which only the winner is told, and numbers of which only the side
 of a threshold is told.
 
-The bill is that of real Gaussian noise (docs/noisy-votes.md), and the noise is real: it is known as
+The charge is that of real Gaussian noise (docs/noisy-votes.md), and the noise is real: it is known as
 closely as the comparison needs. A real Gaussian number is the sum of a discrete Gaussian of
 parameter s on a lattice and of a real Gaussian of standard deviation t: by Poisson's formula its
 density is that of variance s^2 + t^2 up to a factor of 1 +- 2.1 exp(-2 pi^2 t^2), t in steps. With
@@ -33,7 +33,7 @@ FINE = 32
 REST = 4
 """Standard deviation of the real part that is not drawn yet, in steps."""
 NEAR = 2 * 60 * REST
-"""Values that are closer than this, in steps, are not told apart yet."""
+"""Values that are closer than this, in steps, are not distinguished yet."""
 MOST_VOTES = 1 << 24
 MOVED = Bound(math.sqrt(2) * (1 + 1e-15), 2.0, 1.0)
 """What one unit does to the counts: a vote leaves one class for another."""
@@ -153,7 +153,7 @@ class GaussianThreshold:
         """
         if number.bound.finite("linf", "a threshold check") > 1:
             raise InvalidInput(
-                "bound.linf", number.bound.linf, "must be at most 1, which is billed"
+                "bound.linf", number.bound.linf, "must be at most 1, which is charged"
             )
         count = check.integer(
             "number", int(np.asarray(number.value).reshape(())), least=-MOST_VOTES, most=MOST_VOTES
@@ -185,7 +185,7 @@ def counted(votes: Bounded[Any], classes: int) -> NDArray[np.int64]:
         if votes.bound.finite(norm, "votes") > getattr(MOVED, norm):
             rule = (
                 f"must be at most {getattr(MOVED, norm):g}: one unit moves one vote, which is "
-                f"billed"
+                f"charged"
             )
             raise InvalidInput(f"bound.{norm}", getattr(votes.bound, norm), rule)
     return counts.astype(np.int64)

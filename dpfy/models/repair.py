@@ -40,7 +40,7 @@ def repair(model: nn.Module, *, statistics: str | None = None, public: Any = Non
 
     Args:
         model: The model. It is left as it is.
-        statistics: Keeps the running statistics of batch normalisation, for good. The text says
+        statistics: Keeps the running statistics of batch normalisation, permanently. The text says
             where they come from: they must be public (of pretraining on public data, say).
         public: Records of public data as the model takes them. At every step, the statistics of
             batch normalisation are those of these records; `statistics` says what they are.
@@ -77,7 +77,7 @@ def repair(model: nn.Module, *, statistics: str | None = None, public: Any = Non
         raise InvalidInput(
             "statistics",
             None,
-            "must say in words what the public records are: it stands on the card",
+            "must say what the public records are: it is in the report",
         )
     made: dict[int, nn.Module] = {}
     lines: list[str] = []
@@ -136,7 +136,7 @@ def _replaced(name: str, module: nn.Module, statistics: str | None, public: bool
 
 
 def words(module: nn.Module) -> str:
-    """What a module replaces, for the card."""
+    """What a module replaces, for the report."""
     said = getattr(module, "statistics", None)
     return f"{module.replaces} by {type(module).__name__}" + (
         "" if said is None else f" (statistics: {said})"

@@ -3,7 +3,7 @@
 parameters.
 
 The bits are a ChaCha keystream of 12 rounds (Bernstein 2008) under a secret key of 256 bits: a
-cipher, so that whoever sees some of the noise learns nothing about the rest. The transform is that
+cipher, so that anyone who sees some of the noise learns nothing about the rest. The transform is that
 of Box & Muller (1958). Of what has the size of the model, only the sums and the rows of past noise
 that a strategy remembers are read, and only the sums and the rows that change are written, each
 once.

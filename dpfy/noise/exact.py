@@ -6,7 +6,7 @@ lies, both real numbers.
 Floating point finds k where its error cannot matter, which is nearly everywhere: the quotient is
 computed in double precision with an error that is known, and where a whole number is nearer than
 that, real numbers decide (:mod:`dpfy.noise.arbitrary_precision`). So k does not depend on how floating point
-rounds, and the release is post-processing of the mechanism that is billed.
+rounds, and the release is post-processing of the mechanism that is charged.
 docs/exact-noise-training.md: the proof.
 """
 

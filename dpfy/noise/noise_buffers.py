@@ -23,7 +23,7 @@ def stack(like: Grads, depth: int) -> State:
     """`depth` rows of zeros, in the dtype in which noise is drawn.
 
     That is float64 if any parameter is, else float32: half-precision parameters too, for noise kept
-    in half precision would not be the noise that was billed.
+    in half precision would not be the noise that was charged.
     """
     import torch
 
@@ -40,8 +40,8 @@ def held(state: State, noise: Tensor, rows: int, step: int) -> Tensor:
     """The past in `state`, if it can be the one that `step` was left: `rows` rows beside each other
     like `noise`.
 
-    Guarantees: a state that was lost, begun again or made for other parameters raises and names
-    shapes only. Noise without its past would not be the noise that was billed.
+    Guarantees: a state that was lost, started again or made for other parameters raises and names
+    shapes only. Noise without its past would not be the noise that was charged.
     """
     return held_beside(state, {"": noise}, rows, step)
 

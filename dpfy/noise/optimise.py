@@ -151,7 +151,7 @@ def pattern_of(pattern: patterns.Participation, steps: int) -> tuple[int, int]:
 def descend(
     function: Cost, start: Vector, bounds: list[tuple[float, float]] | None = None
 ) -> Vector:
-    """The best point found by L-BFGS from `start`, begun anew where a line search gave up; never
+    """The best point found by L-BFGS from `start`, started again where a line search gave up; never
     worse than `start`.
     """
 
@@ -344,7 +344,7 @@ class _Cost:
 
 def _blt_starts(roots: list[float], count: int) -> list[list[float]]:
     """Starts with `count` pairs: one more pair at either end of the last solution, or all spread
-    anew.
+    again.
     """
     if 2 * count == len(roots):
         return [roots, [roots[0], 0.5 * roots[0]]]

@@ -33,7 +33,7 @@ class Schedule(Recurrent):
     calibration scales the whole schedule.
 
     Guarantees: the noise of a step is its own draw times the factor of its phase, and
-    :meth:`phases` counts the same steps at the same factors: what is billed is what is added. A
+    :meth:`phases` counts the same steps at the same factors: what is charged is what is added. A
     step beyond the last phase is refused.
     """
 

@@ -96,7 +96,7 @@ def single(value: float) -> float:
     """`value` rounded toward zero to single precision.
 
     Strategies with non-negative entries that run in single precision use these: every entry of the
-    matrix that ran is at most the entry whose sensitivity was billed.
+    matrix that ran is at most the entry whose sensitivity was charged.
     """
     import numpy as np
 

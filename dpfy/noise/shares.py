@@ -2,7 +2,7 @@
 Here is what is public about it.
 
 A round sums whole vectors modulo 2^bits (:mod:`dpfy.federated.shares` has clients and server).
-Noise of a multiplier z is made of shares that together are what the bill says a Gaussian of z
+Noise of a multiplier z is made of shares that together are what the charge says a Gaussian of z
 bounds is: see `dpfy/accounting/rules/shares.py`.
 """
 
@@ -24,11 +24,11 @@ LAWS: dict[str, Callable[[float, int, int, int], events.Event]] = {
 }
 MOST_BITS, FINEST = 48, 2.0**24
 ROUNDING, LEAST_SHARE = 4.0, 0.5
-"""What a discrete Gaussian has more in variance than the real one that it is billed as; and its
+"""What a discrete Gaussian has more in variance than the real one that it is charged as; and its
 least parameter.
 """
 USUAL = math.exp(-0.5)
-"""The chance that is left, at most, to one try of rounding a vector of being longer than billed."""
+"""The chance that is left, at most, to one try of rounding a vector of being longer than charged."""
 WAY_OUT = "let clients add their shares: use dpfy.federated.shares.DistributedRounds"
 
 
@@ -38,7 +38,7 @@ def padded(dimension: int) -> int:
 
 
 def grown(length: float, coordinates: int) -> int:
-    """The squared length that is billed for vectors of this length, in steps, after rounding.
+    """The squared length that is charged for vectors of this length, in steps, after rounding.
 
     Guarantees: for every such vector one try is short enough with a probability of at least 1 -
     exp(-1/2) (Kairouz, Liu & Steinke 2021, Proposition 22); the second bound holds for every
@@ -112,7 +112,7 @@ class Shares:
         return max(share, LEAST_SHARE) if discrete else share
 
     def event(self, noise_multiplier: float) -> events.Event:
-        """The bill of one round: that of `least` shares. Those who add more make it safer."""
+        """The charge of one round: that of `least` shares. Those who add more make it safer."""
         return LAWS[self.law](
             self.share(noise_multiplier), self.least, self.squared, self.coordinates
         )
@@ -149,7 +149,7 @@ class Shares:
         return math.exp(min(0.0, log))
 
     def words(self, noise_multiplier: float) -> str:
-        """What clients do, for the card."""
+        """What clients do, for the report."""
         share = self.share(noise_multiplier)
         return (
             f"each client adds its share, {self.law} noise of {share:.6g} steps in each of "
@@ -168,7 +168,7 @@ class Shares:
         if isinstance(participation, Poisson):
             return 1.0
         raise Unsupported(
-            f"noise in shares with {type(participation).__name__} participation",
+            f"distributed noise with {type(participation).__name__} participation",
             "draw Poisson cohorts",
         )
 
@@ -182,4 +182,4 @@ class Shares:
 
     def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
         """Refused: a server has no part in the noise."""
-        raise Unsupported("noise in shares that a server adds", WAY_OUT)
+        raise Unsupported("distributed noise that a server adds", WAY_OUT)

@@ -98,12 +98,12 @@ class NoiseStream:
 
         Guarantees: refuses a step that `permit` does not cover, a permit for another event, the
         name of training's stream for anything else in a run folder, an `into` of other names or
-        shapes, and an unbounded sum unless the scale is zero (a run without privacy, billed as
+        shapes, and an unbounded sum unless the scale is zero (a run without privacy, charged as
         such). Every parameter gets noise at every step, also when the batch was empty. Noise is
         added in float32 or wider, before any rounding to a narrower type. With noise, every
         released value is (k + 1/2) step / divisor for a whole number k and a step that plan, shapes
         and types decide, not the data (:mod:`dpfy.noise.lattice`); what is left of the difference
-        between this noise and a real Gaussian is stated in docs/decisions.md, and in
+        between this noise and a real Gaussian is given in docs/decisions.md, and in
         docs/exact-noise-training.md for exact noise, where it is nothing.
         """
         assert self.event is not None
@@ -255,7 +255,7 @@ class Shard:
 
     Guarantees: the shards of one count are disjoint and together hold every coordinate, their sizes
     differ by at most one, and together they add to the whole sum exactly the noise that the plan
-    bills (the bound is that of the whole contribution). The noise of a coordinate is the one it
+    charges (the bound is that of the whole contribution). The noise of a coordinate is the one it
     would have without shards, exact noise aside, and aside from what a GPU adds to float64 sums or
     to tensors that are held in several pieces. All shards of a run must be of the same count.
     """

@@ -1,13 +1,13 @@
 """Which tree nodes a unit touches, and how often: the exact sensitivity of tree noise.
 
-A tree is (first step, leaves, leaves billed); a node is billed when it is complete within the
-billed leaves.
+A tree is (first step, leaves, leaves charged); a node is charged when it is complete within the
+charged leaves.
 
 Binary tree aggregation: noise on the sums over dyadic blocks of steps, prefix sums read off the
 blocks.
 
 Kept for comparison and for the published study; every Toeplitz strategy here has less error. Each
-block ("node") that is complete is billed, whether or not its noise is ever used.
+block ("node") that is complete is charged, whether or not its noise is ever used.
 """
 
 from __future__ import annotations
@@ -338,7 +338,7 @@ class Tree:
         return 1 << (self.restart - 1).bit_length() if self.restart else 0
 
     def _trees(self, steps: int) -> list[tuple[int, int, int]]:
-        """(first step, leaves, leaves billed) of each tree; completion bills the full tree."""
+        """(first step, leaves, leaves charged) of each tree; completion charges the full tree."""
         if not self.restart:
             return [(0, steps, steps)]
         firsts = range(0, steps, self.restart)

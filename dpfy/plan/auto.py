@@ -15,6 +15,7 @@ from typing import Any
 from dpfy import accounting
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
+from dpfy.core.guarantee import html_table
 from dpfy.core.unit import Adjacency, FixedOrder
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.strategy import Identity, Strategy
@@ -71,6 +72,25 @@ class MechanismChoice:
     plan: Plan
     candidates: tuple[MechanismCandidate, ...]
     reason: str
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        """The head, and a row for each candidate, best first."""
+        return [
+            ("mechanism", "sampling", "error (rmse)", "noise multiplier"),
+            *(
+                (c.mechanism, c.sampling, f"{c.rmse:.4g}", f"{c.plan.noise_multiplier:.4g}")
+                for c in self.candidates
+            ),
+        ]
+
+    def __str__(self) -> str:
+        rows = self._rows()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join([*table, self.reason, str(self.plan)])
+
+    def _repr_html_(self) -> str:
+        return html_table(self.reason, self._rows()) + self.plan._repr_html_()
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """What a training run promises, and what its evaluation does, as their reservations state it before
 any data is read.
 
-Facts that change the bill are here and nowhere else: the whole plan, and whether batches are formed
-outside of dpfy. Verification compares card and plan with this, field by field.
+Facts that change the charge are here and nowhere else: the whole plan, and whether batches are formed
+outside of dpfy. Verification compares report and plan with this, field by field.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ ADDED = {
     FLOAT: "noise is drawn and added in floating point",
     EXACT: "every released value is the lattice point of sum + noise as real numbers: floating "
     "point found it where its error could "
-    "not matter, real arithmetic elsewhere, so that the bits have the law that is billed (the sum "
+    "not matter, real arithmetic elsewhere, so that the bits have the law that is charged (the sum "
     "itself is a floating-point one)",
 }
 """What was done about the bits of the noise."""
 EX_POST = (
-    "The guarantee is stated after the fact (ex post): the chance that a loss exceeds the epsilon "
-    "stated where the run ended is counted in "
+    "The guarantee is given after the fact (ex post): the chance that a loss exceeds the epsilon "
+    "given where the run ended is counted in "
     "delta, over all points at which it could have ended. Before the run, the epsilon of all of "
     "its steps holds."
 )
@@ -98,8 +98,8 @@ class TrainingClaim(Claim):
     """The claim of a training run: a plan, and how its batches are formed where dpfy does not form
     them.
 
-    Guarantees: `event` is what the run must be billed for; batches formed elsewhere earn no
-    amplification, and their bound on participation never makes the bill smaller than that of the
+    Guarantees: `event` is what the run must be charged for; batches formed elsewhere earn no
+    amplification, and their bound on participation never makes the charge smaller than that of the
     batches that dpfy would draw.
     """
 
@@ -151,7 +151,7 @@ class TrainingClaim(Claim):
 
     @property
     def event(self) -> events.Event:
-        """What is billed."""
+        """What is charged."""
         return (
             self.plan.event
             if self.batches is None
@@ -172,7 +172,7 @@ class TrainingClaim(Claim):
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """That a guarantee is stated after the fact, where it is."""
+        """That a guarantee is given after the fact, where it is."""
         stopping = self.plan.recipe.stopping
         if stopping is None:
             return ()
@@ -214,7 +214,7 @@ class TrainingClaim(Claim):
         if self._shares is None:
             return super().trusted
         return (
-            f"The secure aggregation must show nothing but the sum of a round, and at least "
+            f"The secure aggregation must show only the sum of a round, and at least "
             f"{self._shares.least} honest clients of every "
             "round must add their share of the noise and keep it to themselves; the server is "
             "trusted with neither updates nor noise."
@@ -239,7 +239,7 @@ class TrainingClaim(Claim):
             ),
             Assumption(
                 "honest clients", f"at least {least} clients of every round added their share and "
-                                  f"told nobody",
+                                  f"showed nobody",
                 f"a round with fewer than {least} answers was refused, and nothing of it was "
                 f"released", STATED,
             ),
@@ -271,14 +271,14 @@ class TrainingClaim(Claim):
             "steps",
             "the run ends at one of some points fixed before the data was read, for reasons that "
             "are in what was released, or public",
-            f"it is billed as ending after {points} steps, whichever comes next; what ended it is "
+            f"it is charged as ending after {points} steps, whichever comes next; what ended it is "
             f"the caller's own rule",
             STATED,
         )
 
     def _arithmetic(self) -> Assumption:
         if self._shares is not None:
-            done = "whole numbers of the stated law, drawn exactly, added to whole numbers"
+            done = "whole numbers of the given law, drawn exactly, added to whole numbers"
             return Assumption(
                 "arithmetic", "shares of noise are whole numbers, drawn exactly", done, YES
             )
@@ -314,7 +314,7 @@ class TrainingClaim(Claim):
         if self.batches is not None:
             found.append(
                 f"Batches were not drawn as the accounting would need for amplification "
-                f"({self.batches.done}). The stated epsilon is "
+                f"({self.batches.done}). The given epsilon is "
                 "the one without amplification."
             )
         elif not isinstance(pattern := self.plan.recipe.sampler.participation, patterns.Poisson):
@@ -326,7 +326,7 @@ class TrainingClaim(Claim):
             found.append(f"Batches were not Poisson samples ({pattern.words}). {known}")
         if (done := facts.get("steps_done", self.releases)) < self.releases:
             billed = stop_after(self.stops, done)
-            how = f"{billed} of them are billed" if billed else "all of them are billed"
+            how = f"{billed} of them are charged" if billed else "all of them are charged"
             found.append(f"The run ended after {done} of {self.releases} steps; {how}.")
         if self.stops:
             found.append(EX_POST)
@@ -372,7 +372,7 @@ class TrainingClaim(Claim):
         }
 
     def _note(self) -> dict[str, Any]:
-        """Batches formed elsewhere: what it takes to compute the guarantee again from the card
+        """Batches formed elsewhere: what it takes to compute the guarantee again from the report
         alone.
         """
         if self.batches is None:
@@ -447,7 +447,7 @@ def _of_the_caller(facts: Mapping[str, Any]) -> list[Assumption]:
         assumed = "the statistics that layers normalise by are public, or were released with noise"
         rows.append(
             Assumption(
-                "normalisation", assumed, f"stated by the caller: {'; '.join(statistics)}", STATED
+                "normalisation", assumed, f"declared by the caller: {'; '.join(statistics)}", STATED
             )
         )
     if (recorded := facts.get("recorded", NOTHING)) != NOTHING:
@@ -467,7 +467,7 @@ def counted_once(unit: Unit) -> str:
 @register
 @dataclass(frozen=True)
 class EvaluationClaim(GaussianClaim):
-    """The claim of a billed evaluation on private held-out records: counts of right and wrong
+    """The claim of a charged evaluation on private held-out records: counts of right and wrong
     answers, or bounded losses, with noise.
     """
 
@@ -481,7 +481,7 @@ class EvaluationClaim(GaussianClaim):
             "title": "Evaluation on private records",
             "words": "Counts of right and wrong answers of the released model, and of each class "
             "taken for each class, or sums of its "
-            "losses up to a stated bound, with noise." + counted_once(self.unit),
+            "losses up to a given bound, with noise." + counted_once(self.unit),
             "noise_multiplier": self.noise_multiplier,
         }
 

@@ -46,7 +46,7 @@ def _sampled(
 def _allocated(
     multiplier: float, pattern: patterns.Participation, noise: strategy.Strategy, steps: int
 ) -> events.Event:
-    """The epochs that were begun, each as a whole: a part of an epoch shows less than all of it."""
+    """The epochs that were started, each as a whole: a part of an epoch shows less than all of it."""
     assert isinstance(pattern, patterns.RandomAllocation)
     epochs = -(-steps // pattern.steps_per_epoch)
     if epochs > pattern.epochs:
@@ -73,7 +73,7 @@ def _scheduled(
 def _gaussian(
     multiplier: float, pattern: patterns.Participation, noise: strategy.Strategy, steps: int
 ) -> events.Event:
-    """One release of the whole stream. A run cut short has released less, so the bill does not
+    """One release of the whole stream. A run cut short has released less, so the charge does not
     depend on the steps made.
     """
     if (
@@ -181,13 +181,13 @@ FIXED_SIZE = (
 SHARED = (
     "Each round is a sum of whole vectors of bounded length with a share of noise from every "
     "honest client: a discrete Gaussian up to a "
-    "stated factor, itself rounded real Gaussian noise (Kairouz, Liu & Steinke 2021), or Skellam "
+    "given factor, itself rounded real Gaussian noise (Kairouz, Liu & Steinke 2021), or Skellam "
     "noise by its Rényi divergences (Agarwal, "
     "Kairouz & Liu 2021). Rounds compose adaptively; who takes part is known to the server, and no "
     "amplification is claimed."
 )
 PHASES = (
-    "The noise multiplier stated is that of the phase with the least noise; all factors were fixed "
+    "The noise multiplier given is that of the phase with the least noise; all factors were fixed "
     "before the run."
 )
 

@@ -16,7 +16,7 @@ from dpfy.accounting.user_level import of_group
 from dpfy.core import check, events
 from dpfy.core.codec import Codec, digest
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.guarantee import Guarantee, decimal_up, default_delta
+from dpfy.core.guarantee import Guarantee, decimal_up, default_delta, html_table
 from dpfy.core.unit import (
     EXAMPLE,
     Adjacency,
@@ -345,6 +345,23 @@ class Plan:
             f"{cost} ({who})"
         )
 
+    def _repr_html_(self) -> str:
+        recipe = self.recipe
+        finite = math.isfinite(self.epsilon)
+        return html_table(
+            "Plan",
+            [
+                ("epsilon", decimal_up(self.epsilon) if finite else "no guarantee"),
+                ("delta", f"{self.delta:g}"),
+                ("noise multiplier", f"{self.noise_multiplier:.4g}"),
+                ("clipping norm", f"{recipe.clip.bound.l2:g}"),
+                ("steps", f"{recipe.steps:,}"),
+                ("expected batch", f"{recipe.expected_batch:g} of {recipe.records:,}"),
+                ("unit", f"one {recipe.unit.name} ({recipe.adjacency.value})"),
+                ("accountant", self.accountant),
+            ],
+        )
+
     @property
     def event(self) -> events.Event:
         """What the whole run releases."""
@@ -516,7 +533,7 @@ def dpsgd(
         epochs, steps: How long to train; give one of them. `epochs` counts expected passes.
         sampling: "poisson" batches have `batch_size` records on average. "without-replacement"
             ones have exactly that many, and hide that a record is replaced (replace-one).
-            "random-allocation" puts every record into exactly one batch of each epoch, drawn anew
+            "random-allocation" puts every record into exactly one batch of each epoch, drawn again
             for each epoch; it needs less noise than "poisson".
         clip_norm: The bound on the norm of what a unit contributes to a step.
         unit: What is protected.
@@ -559,7 +576,7 @@ def with_stopping(recipe: Recipe, points: int | Sequence[float] | None) -> Recip
     """The same recipe for runs that may end early, at so many equally spaced points, or at those
     given (steps, or parts below 1).
 
-    Guarantees: whatever rule ends a run, looking at what was released alone, the epsilon stated
+    Guarantees: whatever rule ends a run, looking at what was released alone, the epsilon given
     then is an ex-post guarantee at delta.
     """
     return replace(recipe, stopping=stopping(points, recipe.steps))

@@ -16,7 +16,7 @@ from dpfy.noise.toeplitz import Toeplitz
 from dpfy.plan import pairs
 
 MOST_POINTS = 20
-"""Each costs its share of delta, and a card that is computed before the run."""
+"""Each costs its share of delta, and a report that is computed before the run."""
 ROUNDED = 1 - 1e-12
 """Shares and ratios of noise are right up to this factor, and rounded down by it."""
 
@@ -26,7 +26,7 @@ class Stopping:
     """A run may end after any of `points` steps, the last of which are all of its steps; `share` of
     delta is what each may use.
 
-    Guarantees: the shares of all points add up to at most 1, so that the epsilon stated where a run
+    Guarantees: the shares of all points add up to at most 1, so that the epsilon given where a run
     ends, at the plan's delta, is an ex-post guarantee whatever rule ended it, as long as the rule
     looks at what was released alone.
     """
@@ -58,7 +58,7 @@ class Stopping:
         return self.points[:-1]
 
     def next(self, steps: int) -> int:
-        """The point at which a run that ended after `steps` is billed: never an earlier one."""
+        """The point at which a run that ended after `steps` is charged: never an earlier one."""
         return next(point for point in self.points if point >= steps)
 
 

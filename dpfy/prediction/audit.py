@@ -52,7 +52,7 @@ def audit_votes(
 
     In each trial a fair coin says whether the canary votes for the first class or for the second;
     the attacker sees all answers, and guesses the class that was said more often (for a tie this is
-    the likelihood ratio). What is billed is the claim: the same number of `NoisyArgmax`.
+    the likelihood ratio). What is charged is the claim: the same number of `NoisyArgmax`.
 
     Guarantees: as `audit.bounds.by_accuracy`.
     """

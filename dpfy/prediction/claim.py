@@ -109,7 +109,7 @@ class VoteClaim(Claim):
 
     @property
     def event(self) -> events.Event:
-        """The whole bill: that of all releases that may be made."""
+        """The whole charge: that of all releases that may be made."""
         return self.tool.bill(self.most)
 
     @property
@@ -123,7 +123,7 @@ class VoteClaim(Claim):
         return sum(self.most[before] for before in kinds[: kinds.index(kind)])
 
     def assumptions(self, facts: Mapping[str, Any]) -> list[Assumption]:
-        """A unit belongs to one voter, noise is exact, and the bill is that of the worst votes."""
+        """A unit belongs to one voter, noise is exact, and the charge is that of the worst votes."""
         return [
             Assumption(
                 "voters",
@@ -135,7 +135,7 @@ class VoteClaim(Claim):
             if self.rule != "scores"
             else Assumption(
                 "stability",
-                f"one {self.unit.name} moves all scores together by at most the stated bound",
+                f"one {self.unit.name} moves all scores together by at most the given bound",
                 "the learner minimises a strongly convex objective, and how far it was from the "
                 "minimum was measured and added",
                 YES,
@@ -149,14 +149,14 @@ class VoteClaim(Claim):
             ),
             Assumption(
                 "votes",
-                "the bill holds whatever the votes are",
+                "the charge holds whatever the votes are",
                 "it was not computed from the votes",
                 YES,
             ),
         ]
 
     def describe(self) -> dict[str, Any]:
-        """The section of the card."""
+        """The section of the report."""
         return {
             "title": self._title,
             "rule": self.tool.words,

@@ -1,7 +1,7 @@
-"""PATE to a released student (Papernot et al. 2017, 2018), in one run folder with one bill.
+"""PATE to a released student (Papernot et al. 2017, 2018), in one run folder with one charge.
 
     private records -> disjoint parts, a teacher of each -> noisy votes on public inputs, paid for
-    beforehand -> a student of the answers
+    in advance -> a student of the answers
 
 What is released are the answers. The student learns from them and from public inputs, and is
 post-processing. The teachers stay in memory.
@@ -75,7 +75,7 @@ class GraphTeachers:
 
     @property
     def words(self) -> str:
-        """For the card."""
+        """For the report."""
         return (
             f"ridge regressions on {self.directions} coordinates that were learnt from the public "
             f"inputs"
@@ -142,7 +142,7 @@ def train_student(
     measured: Measured = lambda model: {},
     beside: VotesRelease | None = None,
 ) -> Student:
-    """A student of private teachers, released with its card. `private` are records and classes, or
+    """A student of private teachers, released with its report. `private` are records and classes, or
     a function that opens them.
 
     `public` are inputs without labels, of the same shape, or a function; `place.public_data` must
@@ -161,7 +161,7 @@ def train_student(
         raise InvalidInput(
             "public_data",
             (),
-            "must declare the public inputs that the student learns from, for its card",
+            "must declare the public inputs that the student learns from, for its report",
         )
     if claim.unit != EXAMPLE and owners is None:
         raise InvalidInput(
@@ -277,7 +277,7 @@ class _School:
 
 
 def load(run: Path | str) -> Any:
-    """The student of a finished run (`Student`, or `NumberStudent`), its hash checked against card
+    """The student of a finished run (`Student`, or `NumberStudent`), its hash checked against report
     and ledger, with the answers that it learnt from.
     """
     released = ReleasedModel.read(run)

@@ -118,7 +118,7 @@ def service(
     unit: Unit = EXAMPLE,
     interval: tuple[float, float] | None = None,
 ) -> VoteClaim:
-    """The claim of a new service: confident votes where the number of `queries` is stated, else one
+    """The claim of a new service: confident votes where the number of `queries` is given, else one
     answer a question; means of numbers where the voters say numbers of an `interval`.
     """
     if answers is None or epsilon is None:
@@ -150,7 +150,7 @@ def calibrated(claim: Callable[[float], C], epsilon: float, length: float) -> C:
     """The claim with about the least noise that meets `epsilon`. `length` is the root of the sum of
     squared moves at noise 1.
 
-    Guarantees: epsilon of the claim is at most `epsilon`, by the accountant that bills it.
+    Guarantees: epsilon of the claim is at most `epsilon`, by the accountant that charges it.
     """
     check.epsilon("epsilon", epsilon)
     log_sigma = math.log(
@@ -178,7 +178,7 @@ def calibrated(claim: Callable[[float], C], epsilon: float, length: float) -> C:
 
 
 def _rounded(sigma: float) -> float:
-    """To six digits, so that the number on the card is the number that was used."""
+    """To six digits, so that the number on the report is the number that was used."""
     if not math.isfinite(sigma) or sigma <= 0:
         raise InvalidInput("sigma", sigma, "must be a positive number")
     return float(f"{sigma:.6g}")

@@ -206,14 +206,14 @@ DISAGREE = "the voters do not agree enough"
 
 class PrivatePredictor:
     """Answers questions from private voters, as many as were paid for, in a run folder with a
-    ledger and, at the end, a card.
+    ledger and, at the end, a report.
 
     Use it as a context. `Run(..., resume=True)` goes on after a crash, with the same voters.
     `voters` may be a function that makes them when the claim is reserved, given the folder.
     `beside` are claims of other releases in the same folder, reserved with it.
 
     Guarantees: the whole claim is reserved in every ledger before the first question is looked at,
-    and begun before the first answer; each release is taken from what was paid for, durably, before
+    and started before the first answer; each release is taken from what was paid for, durably, before
     its noise is drawn; a question that was answered before is answered alike, for nothing; when
     nothing is left, `answer` refuses. The voters and their votes never leave.
     """
@@ -312,7 +312,7 @@ class PrivatePredictor:
         return self.purse.left()
 
     def finish(self) -> Path:
-        """End the service: card, pages, and the secrets erased. Nothing is answered any more."""
+        """End the service: report, pages, and the secrets erased. Nothing is answered any more."""
         seed = card.FIXED_SEED if self.folder.randomness.fixed else card.SECRET_SEED
         about = {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}
         made = {kind: most - self.purse.left()[kind] for kind, most in self.claim.most.items()}

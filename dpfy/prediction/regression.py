@@ -298,7 +298,7 @@ def train_number_student(
     public inputs and answers alone, and chooses its own strength by them.
     """
     if not place.public_data:
-        rule = "must declare the public inputs that the student learns from, for its card"
+        rule = "must declare the public inputs that the student learns from, for its report"
         raise InvalidInput("public_data", (), rule)
     if claim.rule != MEAN:
         raise InvalidInput("claim", claim.rule, "must be of numbers: number_claim(...)")
@@ -367,7 +367,7 @@ def number_student(
 
 
 def load(run: Path | str) -> NumberStudent:
-    """The student of a finished run, its hash checked against card and ledger."""
+    """The student of a finished run, its hash checked against report and ledger."""
     released = ReleasedModel.read(run)
     held = storage.parsed_json(
         STUDENT_ANSWERS,

@@ -1,10 +1,10 @@
-"""How votes become an answer: which releases a question may make, what each is billed, and what
+"""How votes become an answer: which releases a question may make, what each is charged, and what
 leaves.
 
 A rule is public and holds no data. It is given the votes on one question, of which one unit moves
 one, and a purse, from which it spends what was paid for: the random bits of one release of a kind.
 Where none of that kind is left the purse fails. What a rule returns is all that leaves. Votes come
-from a function of these bits, since some are those of a sample that is drawn anew for every
+from a function of these bits, since some are those of a sample that is drawn again for every
 release.
 """
 
@@ -55,7 +55,7 @@ class PaidReleases(Protocol):
 @dataclass(frozen=True)
 class Rule(ABC):
     """From the votes on one question to an answer. `kinds` are the releases that it makes, in their
-    order, with what each is billed.
+    order, with what each is charged.
     """
 
     classes: int
@@ -81,14 +81,14 @@ class Rule(ABC):
     def answer(self, ask: Ask, purse: PaidReleases) -> int | None:
         """The class that is answered, or None where the voters do not agree enough.
 
-        Guarantees: every release is spent before its noise is drawn, and nothing but the answer
+        Guarantees: every release is spent before its noise is drawn, and only the answer
         depends on the votes.
         """
 
     @property
     @abstractmethod
     def words(self) -> str:
-        """The rule in words, for the card."""
+        """The rule in words, for the report."""
 
     def bill(self, most: Mapping[str, int]) -> events.Event:
         """What so many releases of each kind cost together, however the questions are chosen."""

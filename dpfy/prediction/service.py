@@ -293,7 +293,7 @@ def application(
     """The ASGI application around a predictor. `labels` are the names of the classes, in their
     order; `access` says who may ask.
 
-    Guarantees: nothing but answers, what is left and public facts is sent; an error names the input
+    Guarantees: only answers, what is left and public facts is sent; an error names the input
     that was sent and never the voters; a request that is refused spends nothing and leaves nothing
     of itself in the log.
     """
@@ -370,7 +370,7 @@ def public(predictor: PrivatePredictor, labels: tuple[str, ...]) -> dict[str, An
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens; asked for before anything is billed, so that a port that is taken
+    """A socket that listens; asked for before anything is charged, so that a port that is taken
     costs nothing.
     """
     try:

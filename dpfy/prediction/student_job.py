@@ -49,7 +49,7 @@ class PublicInputs:
     records: int | None = None
 
     def declared(self, data: DataConfig) -> dict[str, str]:
-        """The row of the card."""
+        """The row of the report."""
         if self.file is not None:
             if self.provenance is None:
                 raise InvalidInput(

@@ -183,9 +183,9 @@ def plan(
 ) -> QueryPlan:
     """The claims of a query.
 
-    Guarantees: the composition of their events, by the accountant that the card will name, is at
+    Guarantees: the composition of their events, by the accountant that the report will name, is at
     most (epsilon, delta). The choice between Laplace and Gaussian noise is the one with the smaller
-    errors, and depends on nothing but the query, the schema and the terms.
+    errors, and depends on only the query, the schema and the terms.
     """
     select = None
     if terms.user is not None:

@@ -1,4 +1,4 @@
-"""A query, from the line of text to the run folder: plan, reserve, read, release, card. In this
+"""A query, from the line of text to the run folder: plan, reserve, read, release, report. In this
 order.
 """
 
@@ -31,7 +31,7 @@ from dpfy.statistics.statistic import Spend, Statistic, key_of
 from dpfy.tables.schema import Schema
 
 MOST_SHOWN = 20
-"""Answers of one statistic that are repeated in the card; all of them are in answers.json."""
+"""Answers of one statistic that are repeated in the report; all of them are in answers.json."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -209,7 +209,7 @@ def answer(
 
 
 def _printable(text: str) -> str:
-    """Text of the data, a frequent word say, as a card can hold it."""
+    """Text of the data, a frequent word say, as a report can hold it."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

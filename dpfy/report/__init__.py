@@ -1,1 +1,1 @@
-"""The privacy card of a run, and its verification."""
+"""The privacy report of a run, and its verification."""

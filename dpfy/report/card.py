@@ -4,7 +4,7 @@ from the ledger, never typed.
 A general part, and a section for each claim in the folder, which the claim itself describes.
 `claims` derives from the ledger all that can be derived; `build` adds what only the run can tell
 (provenance, and for each section its figures). Verification derives the claims again and compares.
-:mod:`dpfy.report.words` reads cards of the first format.
+:mod:`dpfy.report.words` reads reports of the first format.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ VERIFICATION = (
     "dpfy is open source (Apache-2.0). On the run folder, dpfy verify recomputes every number "
     "above from the ledger, again with a "
     "second accountant, and checks the hashes of all files: that they agree with each other, not "
-    "that whoever made them was honest. "
+    "that anyone who made them was honest. "
     "A signature (dpfy sign) says who answers for them."
 )
 
@@ -68,7 +68,7 @@ class Facts:
 
 
 def build(folder: Path, run: Facts, ledger: Ledger) -> dict[str, Any]:
-    """The card of the run in `folder`. Every number comes from the ledger or a file."""
+    """The report of the run in `folder`. Every number comes from the ledger or a file."""
     facts: dict[str, Any] = {
         "audit": absent(NO_AUDIT),
         "provenance": dict(run.provenance),
@@ -102,7 +102,7 @@ def _is_claim(data: Mapping[str, Any]) -> bool:
 
 
 def hashes(folder: Path, ledger: Ledger) -> dict[str, str]:
-    """SHA-256 of every file of a run that is there before its card: what its claims name, its
+    """SHA-256 of every file of a run that is there before its report: what its claims name, its
     configuration, an audit.
     """
     return {name: sha256_of(folder / name) for name in covered(ledger) if (folder / name).is_file()}
@@ -115,14 +115,14 @@ def covered(ledger: Ledger) -> list[str]:
 
 
 def sealed(card: dict[str, Any]) -> dict[str, Any]:
-    """The card with its digest; checked against the schema."""
+    """The report with its digest; checked against the schema."""
     whole = card | {"digest": digest(card)}
     schema.check(whole)
     return whole
 
 
 def claims(ledger: Ledger, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """All that follows from the ledger, given the stated facts of the run: `sections` maps names to
+    """All that follows from the ledger, given the given facts of the run: `sections` maps names to
     what each section tells.
     """
     held = reservations(ledger)
@@ -200,7 +200,7 @@ def _section(name: str, claim: Claim, told: Mapping[str, Any], ledger: Ledger) -
 
 
 def _ended(claim: Claim, settled: tuple[int, int] | None) -> dict[str, Any]:
-    """Where a release that may end early ended, and what is billed."""
+    """Where a release that may end early ended, and what is charged."""
     made, billed = settled or (claim.releases, claim.releases)
     return {"settled": settled is not None, "made": made, "billed": billed, "of": claim.releases}
 
@@ -283,7 +283,7 @@ def _without_amplification(ledger: Ledger, bill: figures.Bill) -> dict[str, Any]
     """Epsilon of the whole ledger if it were known who took part in which step."""
     if not figures.amplified(bill.event):
         return absent(
-            "no amplification by sampling is claimed: the stated epsilon holds for any order of "
+            "no amplification by sampling is claimed: the given epsilon holds for any order of "
             "the data"
         )
     value, problem = figures.unamplified(bill)
@@ -328,7 +328,7 @@ def _formal(ledger: Ledger, bill: figures.Bill, told: Mapping[str, Any]) -> dict
     else:
         held["gdp_equal"] = {
             "mu": figures.gaussian_equal(epsilon, bill.delta),
-            "words": "the Gaussian mechanism with the same epsilon at the stated delta: a "
+            "words": "the Gaussian mechanism with the same epsilon at the given delta: a "
             "comparison, not a claim",
         }
     curve = [{"epsilon": e, "delta": d} for e, d in figures.points(bill)]
@@ -415,14 +415,14 @@ def _warnings(
 
 
 def render(card: dict[str, Any]) -> bytes:
-    """The one textual form of a card."""
+    """The one textual form of a report."""
     return (json.dumps(card, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
 def write_pages(folder: Path, card: dict[str, Any]) -> dict[str, str]:
-    """Write report.html and report.md beside the card that will come; their hashes.
+    """Write report.html and report.md beside the report that will come; their hashes.
 
-    Guarantees: the pages are functions of card and metrics: written again after a crash, they are
+    Guarantees: the pages are functions of report and metrics: written again after a crash, they are
     the same.
     """
     from dpfy.report import html_page, markdown

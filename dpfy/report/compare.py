@@ -1,7 +1,7 @@
-"""Several cards side by side. Claims about different units or neighbours are not ranked: the reason
+"""Several reports side by side. Claims about different units or neighbours are not ranked: the reason
 and the way to convert are given.
 
-The forms of a card on disk: written again from privacy.json whenever asked for, an audit made
+The forms of a report on disk: written again from privacy.json whenever asked for, an audit made
 since then included.
 """
 
@@ -43,7 +43,7 @@ NO_TRAINING = "nothing was trained"
 
 @dataclass(frozen=True)
 class RunComparison:
-    """The cards as rows, in the order of their guarantee where they can be ranked, and why they
+    """The reports as rows, in the order of their guarantee where they can be ranked, and why they
     cannot where not.
     """
 
@@ -65,8 +65,8 @@ class RunComparison:
 
 
 def compare(places: Sequence[Path]) -> RunComparison:
-    """The runs (folders or cards) side by side. Epsilons are read off at one common delta, the
-    smallest that any card states.
+    """The runs (folders or reports) side by side. Epsilons are read off at one common delta, the
+    smallest that any report states.
 
     Guarantees: an order is given only where unit, its size, protection, adjacency and setting are
     the same in all.
@@ -108,11 +108,11 @@ def compare(places: Sequence[Path]) -> RunComparison:
 
 
 def load(place: Path) -> dict[str, Any]:
-    """The card of a run folder, or in a card file."""
+    """The report of a run folder, or in a report file."""
     file = place / cards.NAME if place.is_dir() else place
     if not file.is_file():
         raise InvalidInput(
-            "run", str(place), "holds no privacy.json: not a finished run, nor a card"
+            "run", str(place), "holds no privacy.json: not a finished run, nor a report"
         )
     try:
         return load_card(file)
@@ -121,7 +121,7 @@ def load(place: Path) -> dict[str, Any]:
 
 
 def _names(places: Sequence[Path]) -> list[str]:
-    """The last parts of the paths, told apart by their number where they are the same."""
+    """The last parts of the paths, distinguished by their number where they are the same."""
     # Not Path.resolve, which raises where links go in circles.
     plain = [
         p.parent.name if p.name == cards.NAME and p.parent.name else p.name
@@ -227,10 +227,10 @@ class Written:
 
 
 def publish(run: Path, form: str) -> Written:
-    """Write report.html or report.md beside the card of `run` (a folder or a card file); the JSON
-    form is the card itself.
+    """Write report.html or report.md beside the report of `run` (a folder or a report file); the JSON
+    form is the report itself.
 
-    Guarantees: a card that was edited is refused, not rendered.
+    Guarantees: a report that was edited is refused, not rendered.
     """
     check.one_of("format", form, FORMS)
     card = load(run)

@@ -154,7 +154,7 @@ def solve(wish: Wish) -> tuple[float, float]:
 
 
 def _quick(reached: Callable[[float], float], target: float, start: float) -> float | None:
-    """A few secant steps in logarithms, begun with the last slope; None where they do not end just
+    """A few secant steps in logarithms, started with the last slope; None where they do not end just
     below the target.
     """
     x, slope = math.log(start), _memory.slope
@@ -221,7 +221,7 @@ def warnings(wish: Wish, epsilon: float) -> list[str]:
     if wish.owns > 1:
         found.append(
             f"Training bounds each record: this noise protects a user if none owns more than "
-            f"{wish.owns}; the card speaks of one."
+            f"{wish.owns}; the report speaks of one."
         )
     return found
 

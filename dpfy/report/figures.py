@@ -1,4 +1,4 @@
-"""The figures of a card, from events: curves, other forms of the guarantee, what an attacker can
+"""The figures of a report, from events: curves, other forms of the guarantee, what an attacker can
 reach. Each is computed once a process.
 
 What a guarantee means: the tier it belongs to, and what an attacker can do with everything that
@@ -28,7 +28,7 @@ from dpfy.core.unit import Adjacency, Unit
 from dpfy.report.words import percent_up, up
 
 GRID = tuple(k / 10 for k in range(13))
-"""Epsilons at which the curve is written down, in units of the stated epsilon."""
+"""Epsilons at which the curve is written down, in units of the given epsilon."""
 
 FEW = (0.0, 0.5, 1.0)
 SLOW = ("monte-carlo", "advanced", "basic")
@@ -76,7 +76,7 @@ def epsilon_lower(bill: Bill) -> float | None:
 @lru_cache(maxsize=64)
 def points(bill: Bill) -> Points:
     """The curve as (epsilon, delta) pairs, each of which holds: from epsilon 0 to a little beyond
-    the stated one.
+    the given one.
     """
     top = epsilon(bill)
     if math.isinf(top):

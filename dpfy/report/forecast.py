@@ -1,4 +1,4 @@
-"""The card before the run: what accounting will be asked for when a run ends is asked before
+"""The report before the run: what accounting will be asked for when a run ends is asked before
 anything of it is written.
 """
 
@@ -29,7 +29,7 @@ def ledger_of(
     ledger could hold them.
 
     `settled` are those that ended early, by name: how many releases were made, and how many are
-    billed.
+    charged.
     """
     bodies: list[dict[str, Any]] = [
         {"type": "ledger", "version": VERSION, "ledger": NOBODY, "budget": None} | terms
@@ -55,9 +55,9 @@ def ledger_of(
 
 
 def require(reserved: Sequence[Reserved]) -> None:
-    """Refuse a run whose card could not be computed.
+    """Refuse a run whose report could not be computed.
 
-    Guarantees: every figure that a card derives from the ledger is computed here, by the same
+    Guarantees: every figure that a report derives from the ledger is computed here, by the same
     functions from the same events, so that no limit of accounting is met for the first time when
     releases were made; where a run may end early, at each of its points. `figures` keeps the
     figures: they are computed once.

@@ -1,4 +1,4 @@
-"""report.html: the card as one page that needs nothing else: no network, no script, light and dark,
+"""report.html: the report as one page that needs nothing else: no network, no script, light and dark,
 phone and paper.
 
 Published deployments, to set an epsilon beside. Each has its own unit, adjacency and trust: a
@@ -68,7 +68,7 @@ sources.
 
 
 def table() -> dict[str, Any]:
-    """For the card."""
+    """For the report."""
     return {"words": NOTE, "rows": [dict(row) for row in ROWS]}
 
 
@@ -77,7 +77,7 @@ METRICS, AUDIT, SHEET = "metrics.jsonl", "audit.json", "sheet.png"
 
 
 def extras(folder: Path) -> dict[str, Any]:
-    """What a run folder holds beside the card and the page shows: the rows of metrics.jsonl, an
+    """What a run folder holds beside the report and the page shows: the rows of metrics.jsonl, an
     audit made after the run, and a sheet of synthetic images.
     """
     metrics, audit, sheet = (_content(folder / name) for name in (METRICS, AUDIT, SHEET))
@@ -109,7 +109,7 @@ def _parsed(name: str, text: bytes, *keys: str) -> dict[str, Any]:
 
 
 def render(card: dict[str, Any], extra: dict[str, Any] | None = None) -> str:
-    """The page. A function of its arguments alone: the same card gives the same bytes."""
+    """The page. A function of its arguments alone: the same report gives the same bytes."""
     extra = extra or {"metrics": [], "audit": None}
     shown = content(card, extra["audit"])
     drawn = pictures(shown["card"], extra["metrics"], shown["audit"]) | {
@@ -119,7 +119,7 @@ def render(card: dict[str, Any], extra: dict[str, Any] | None = None) -> str:
 
 
 def content(card: dict[str, Any], audit: dict[str, Any] | None) -> dict[str, Any]:
-    """What every page shows: the card in its present layout, all assumptions in one list, and what
+    """What every page shows: the report in its present layout, all assumptions in one list, and what
     an audit says.
     """
     card = words.raised(card)
@@ -140,7 +140,7 @@ def content(card: dict[str, Any], audit: dict[str, Any] | None) -> dict[str, Any
 
 
 def heading(provenance: dict[str, Any]) -> str:
-    """What the card is about, in a line: model, data, date and author, as far as they are stated."""
+    """What the report is about, in a line: model, data, date and author, as far as they are given."""
     said = {key: provenance.get(key, UNSAID) for key in ABOUT}
     return "; ".join(f"{key}: {value}" for key, value in said.items() if value != UNSAID)
 
@@ -155,13 +155,13 @@ def _trained(card: dict[str, Any]) -> list[dict[str, Any]]:
 PLAIN = ("name", "kind", "purpose", "claim", "title", "words", "assumptions")
 """Fields of a section that are shown in their own way, or nowhere."""
 ABOUT, UNSAID = ("model", "data", "date", "author"), "not stated"
-UNSTATED = "cards of the first format do not state it"
+UNSTATED = "reports of the first format do not state it"
 PRESENT = {
     "boundary": {"name": "B4", "words": UNSTATED},
     "public_data": words.absent(UNSTATED),
     "deployments": table(),
 }
-"""What a card of the first format leaves open."""
+"""What a report of the first format leaves open."""
 
 
 def contradiction(card: dict[str, Any], audit: dict[str, Any]) -> str | None:
@@ -172,7 +172,7 @@ def contradiction(card: dict[str, Any], audit: dict[str, Any]) -> str | None:
         return None
     return (
         f"An audit contradicts the claim: it found epsilon to be at least {words.down(found)}, "
-        f"above the stated {words.up(claimed)}."
+        f"above the given {words.up(claimed)}."
     )
 
 
@@ -243,12 +243,12 @@ def pictures(
 
 
 def searched(part: dict[str, Any]) -> dict[str, Any]:
-    """The pictures of a search: the trials that may be shown over their settings, and its bill
+    """The pictures of a search: the trials that may be shown over their settings, and its charge
     beside that of the run.
     """
     bill, drawn = (
         part.get("bill"),
-        {"bill": words.absent("the run has a bill of its own"), "trials": _over_settings(part)},
+        {"bill": words.absent("the run has a charge of its own"), "trials": _over_settings(part)},
     )
     if bill is not None:
         both = [

@@ -30,13 +30,13 @@ class Level:
 
 NOTHING = Level(
     0, "nothing", "nothing (no published head, no signature)",
-    "The files agree with each other, and that is all. Whoever can write to this folder could have "
-    "written all of it anew: the "
+    "The files agree with each other, and that is all. Anyone who can write to this folder could have "
+    "written all of it again: the "
     "reservation, epsilon, the model and every other file.",
 )  # fmt: skip
 START = Level(
     1, "start", "head published at the start",
-    "The reservations, and all that follows from them, were fixed before the run ended. Whoever "
+    "The reservations, and all that follows from them, were fixed before the run ended. Anyone who "
     "can write to this folder could still "
     "have exchanged the model, the figures that only the run knows (utility, settings of the "
     "optimizer), audits and derived files, and "
@@ -44,14 +44,14 @@ START = Level(
 )  # fmt: skip
 COMPLETION = Level(
     2, "completion", "head published at completion",
-    "Ledger, card, model and every other file that the run named at its end are fixed. Whoever can "
+    "Ledger, report, model and every other file that the run named at its end are fixed. Anyone who can "
     "write to this folder could still "
     "have added or removed audits and derived files after the head was published, and rewritten "
     "pages that show them.",
 )  # fmt: skip
 SIGNATURE = Level(
     3, "signature", "signature of a given key",
-    "The holder of the key answers for ledger, card and every file that they name. Only the holder "
+    "The holder of the key answers for ledger, report and every file that they name. Only the holder "
     "could have changed them; files that "
     "are listed as not covered could be anyone's.",
 )  # fmt: skip
@@ -99,7 +99,7 @@ def of_ledger(ledger: Ledger, published: Signed | None) -> Level:
     """The level of a ledger by itself."""
     if published is None:
         words = (
-            "Whoever can write to this ledger could have written it anew, with other reservations, "
+            "Anyone who can write to this ledger could have written it again, with other reservations, "
             "or removed lines at its end."
         )
         return Level(0, NOTHING.name, NOTHING.words, words)
@@ -112,7 +112,7 @@ def of_ledger(ledger: Ledger, published: Signed | None) -> Level:
             "Every line was fixed when the head was published.",
         )
     rest = (
-        f"Lines after line {seen} could have been rewritten or removed by whoever can write to "
+        f"Lines after line {seen} could have been rewritten or removed by anyone who can write to "
         f"this ledger."
     )
     return Level(

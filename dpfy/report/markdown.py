@@ -1,4 +1,4 @@
-"""report.md: the card for a model's page, with the front matter that model hubs read."""
+"""report.md: the report for a model's page, with the front matter that model hubs read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPECIAL = re.compile(r"([\\`*_\[\]<>|#~])")
 
 
 def render(card: dict[str, Any], audit: dict[str, Any] | None = None) -> str:
-    """The page in Markdown. A function of its arguments alone; no text of the card is read as
+    """The page in Markdown. A function of its arguments alone; no text of the report is read as
     markup.
     """
     return _environment().get_template("report.md.j2").render(**content(card, audit))

@@ -91,7 +91,7 @@ def harmless(file: Path) -> bool:
 def strange_numbers(
     name: str, content: bytes, card: dict[str, Any], known: prose.Known, ours: str
 ) -> str | None:
-    """What the page of another version states in numbers that neither the card nor our page of it
+    """What the page of another version states in numbers that neither the report nor our page of it
     states; None if nothing.
     """
     page, mine = content.decode(errors="replace"), ours

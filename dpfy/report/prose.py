@@ -1,4 +1,4 @@
-"""Numbers in sentences: what a text states in figures, whoever worded it, and whether other figures
+"""Numbers in sentences: what a text states in figures, anyone who worded it, and whether other figures
 bear it out.
 
 Wording changes from version to version, numbers do not. So a sentence that cannot be compared word
@@ -149,7 +149,9 @@ def contradiction(said: str, due: str, *, whole: bool = True) -> str | None:
         return f"nothing of a number that the ledger gives: {ours[place].text}"
     extra = words(said) - words(due)
     return (
-        f"a number in words that the ledger does not give: {next(iter(extra))}" if extra else None
+        f"a number written as a word that the ledger does not give: {next(iter(extra))}"
+        if extra
+        else None
     )
 
 

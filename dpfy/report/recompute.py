@@ -1,4 +1,4 @@
-"""The second look: derive the claims of a card again, compare them leaf by leaf, and ask an
+"""The second look: derive the claims of a report again, compare them leaf by leaf, and ask an
 accountant that shares no code.
 """
 
@@ -37,12 +37,12 @@ version describes more of what was done.
 
 
 def same_version(card: dict[str, Any]) -> bool:
-    """Whether this version of dpfy wrote the card."""
+    """Whether this version of dpfy wrote the report."""
     return bool(card["provenance"]["dpfy"] == __version__)
 
 
 def stated_ledger(card: dict[str, Any]) -> Ledger:
-    """The ledger that a card says it was computed from, in memory; `Corrupt` where it could not be
+    """The ledger that a report says it was computed from, in memory; `Corrupt` where it could not be
     one.
     """
     card = words.raised(card)
@@ -108,7 +108,7 @@ def _claim(part: dict[str, Any] | None, seed: str, billed: bool) -> dict[str, An
 
 
 def derived(ledger: Ledger, card: dict[str, Any]) -> dict[str, Any]:
-    """All claims as they follow now from the ledger, given the facts that the card states."""
+    """All claims as they follow now from the ledger, given the facts that the report states."""
     stated = words.raised(card)
     due = cards.claims(
         ledger, stated | {"sections": {part["name"]: part for part in stated["sections"]}}
@@ -131,7 +131,7 @@ def _only(due: Any, like: Any) -> Any:
 
 
 def differences(card: dict[str, Any], claims: dict[str, Any]) -> list[str]:
-    """One line for each field of the card that is not what it should be; for sentences of another
+    """One line for each field of the report that is not what it should be; for sentences of another
     version, whose numbers are not.
     """
     exact, stated = same_version(card), words.raised(card)
@@ -180,7 +180,7 @@ def _misworded(said: Any, due: Any, *, whole: bool) -> str | None:
 
 
 def told(card: dict[str, Any], claims: dict[str, Any]) -> dict[str, Any]:
-    """What the card states and the ledger does not give: facts that only the run knew."""
+    """What the report states and the ledger does not give: facts that only the run knew."""
     stated = words.raised(card)
     alone: dict[str, Any] = {
         key: value
@@ -193,7 +193,7 @@ def told(card: dict[str, Any], claims: dict[str, Any]) -> dict[str, Any]:
 
 
 def reserved_words(claims: dict[str, Any]) -> dict[str, Any]:
-    """Texts that whoever reserved has chosen: names of reservations, and what claims say in
+    """Texts that anyone who reserved has chosen: names of reservations, and what claims say in
     words.
     """
     claimed = {part["name"]: part["claim"] for part in claims["sections"]}
@@ -263,7 +263,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def same_number(said: Any, due: float) -> bool:
-    """Whether a number that is stated is the one that is due."""
+    """Whether a number that is given is the one that is due."""
     if said == "infinity":
         return math.isinf(due)
     return isinstance(said, (int, float)) and _same(said, due)
@@ -275,7 +275,7 @@ def _short(value: Any) -> str:
 
 
 def second_opinion(ledger: Ledger, card: dict[str, Any]) -> tuple[str | None, str]:
-    """What contradicts the card in the eyes of dp-accounting, and what it found.
+    """What contradicts the report in the eyes of dp-accounting, and what it found.
 
     Its RDP is an upper bound that a tight accountant must not exceed; its PLD must not exceed what
     a looser accountant states. Where only RDP has an answer for a claim made by RDP, the two may
@@ -303,11 +303,11 @@ def second_opinion(ledger: Ledger, card: dict[str, Any]) -> tuple[str | None, st
 
 
 def _beside(second: float, stated: float) -> str:
-    """A second bound in words, beside the one that is stated."""
+    """A second bound in words, beside the one that is given."""
     if math.isinf(second) and math.isinf(stated):
         return "no finite bound either"
     if up(second) == up(stated):
-        return f"{up(second)}, as stated"
+        return f"{up(second)}, as reported"
     kind = "looser" if second > stated else "tighter"
     return f"{kind} bound {up(second)}, consistent with {up(stated)}"
 
@@ -315,7 +315,7 @@ def _beside(second: float, stated: float) -> str:
 def _claimed(
     ledger: Ledger, card: dict[str, Any]
 ) -> dict[str, tuple[dict[str, Any], events.Event]]:
-    """Every epsilon of the card with the event it is about."""
+    """Every epsilon of the report with the event it is about."""
     return {
         "guarantee": (card["guarantee"], ledger.event()),
         "formal.training": (card["formal"]["training"], _training(ledger, card)),

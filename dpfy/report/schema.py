@@ -1,8 +1,8 @@
 """The schema of privacy.json, shipped with the package and versioned, and a validator of the part
 of JSON Schema that it uses.
 
-Written here because a run must be able to end on a machine that has nothing but torch; the tests
-hold it against the jsonschema package, on whole cards and on damaged ones.
+Written here because a run must be able to end on a machine that has only torch; the tests
+hold it against the jsonschema package, on whole reports and on damaged ones.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def problem(card: Any) -> str | None:
         card["format"] if isinstance(card, dict) and card.get("format") in FORMATS else FORMAT
     )
     found = _first(card, known, "", known["$defs"]) or _unprintable(card, "")
-    return f"{found[0] or 'the card'} {found[1]}" if found else None
+    return f"{found[0] or 'the report'} {found[1]}" if found else None
 
 
 Problem = tuple[str, str] | None
 
 
 def _unprintable(value: Any, place: str) -> Problem:
-    """Text that would do something to a terminal or a page instead of being read: no card holds
+    """Text that would do something to a terminal or a page instead of being read: no report holds
     any.
     """
     if isinstance(value, str):

@@ -3,7 +3,7 @@ by the cryptography package.
 
 A signed file is ``{"signatures": [{"key": k, "signature": s}], "statement": {...}}``: each s is the
 signature, by the key k, of the statement as canonical JSON, whose field `format` says what it is
-about. `signature.json` in a run folder states the head of the ledger and the hash of the card;
+about. `signature.json` in a run folder states the head of the ledger and the hash of the report;
 through the end of the run in the ledger that is every file. A published head states a ledger's head
 alone.
 """
@@ -45,7 +45,7 @@ class Signed:
 
     @property
     def head(self) -> str:
-        """The head of the ledger that is stated."""
+        """The head of the ledger that is given."""
         return str(self.statement["head"])
 
     def render(self) -> bytes:
@@ -92,7 +92,7 @@ def new_key(path: Path) -> Path:
 
 
 def sign_run(run: Path, key: Path) -> Signed:
-    """Sign a finished run: its card and the head of its ledger. Signatures of others over the same
+    """Sign a finished run: its report and the head of its ledger. Signatures of others over the same
     stay beside it.
     """
     statement, held = _statement(run), None
@@ -134,7 +134,7 @@ def of_run(run: Path) -> Signed | None:
     if signed.statement != _statement(run):
         raise Corrupt(
             NAME,
-            "is the signature of another card or another state of the ledger; sign again what is "
+            "is the signature of another report or another state of the ledger; sign again what is "
             "there now",
         )
     signed.check()

@@ -1,7 +1,7 @@
 """What a data set has spent: every reservation of its ledger with its own epsilon, the total so
 far, and what is left of the budget.
 
-Nothing here changes a ledger. Where no accountant bounds a release, the reason stands in place of
+Nothing here changes a ledger. Where no accountant bounds a release, the reason stands instead of
 the figure.
 """
 
@@ -46,7 +46,7 @@ class SpendingFigure:
     why: str = ""
 
     def to_json(self) -> Any:
-        """The number, or the stated absence."""
+        """The number, or the given absence."""
         return absent(self.why) if self.epsilon is None else number(self.epsilon)
 
 

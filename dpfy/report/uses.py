@@ -4,7 +4,7 @@ not there, each with a reason.
 What a reservation was for is said by its claim, and by the first word of its name where it has
 none.
 
-How the figures on held-out records came to be on the card: declared public, billed, withheld, or
+How the figures on held-out records came to be in the report: declared public, charged, withheld, or
 none.
 """
 
@@ -24,7 +24,7 @@ from dpfy.report.words import absent, event_words, is_absent
 
 OTHER = "other"
 FIRST = ("training", "tuning", "statistics", "vocabulary", "audit", "evaluation")
-"""The purposes that every card names, covered or not; others are named where they are covered."""
+"""The purposes that every report names, covered or not; others are named where they are covered."""
 
 
 def kind_of(permit: Permit) -> str:
@@ -83,10 +83,10 @@ def _missing(kind: str) -> dict[str, Any]:
 
 def _elsewhere(billed: bool) -> dict[str, Any]:
     reason = (
-        "they are billed, with this run, in the data set's own ledger; this card is about this run "
+        "they are charged, with this run, in the data set's own ledger; this report is about this run "
         "alone"
         if billed
-        else "no ledger across runs was given: if the same data was used in other runs, this card "
+        else "no ledger across runs was given: if the same data was used in other runs, this report "
         "does not cover them"
     )
     return {"kind": "other runs", "words": "other runs on the same data"} | absent(reason)
@@ -96,10 +96,10 @@ KIND = "evaluation"
 WORDS = {
     "public": "measured on test data declared public, by the user or as part of a public data set: "
     "exact, not covered by the guarantee",
-    "billed": "measured on private held-out records and released with noise; billed in the ledger, "
+    "billed": "measured on private held-out records and released with noise; charged in the ledger, "
     "and covered by the guarantee",
     "withheld": "withheld: the held-out records were not declared public, and no release of "
-    "figures on them was billed",
+    "figures on them was charged",
     "none": "no test data was given to the run",
 }
 
@@ -112,8 +112,8 @@ def words(test: str) -> str:
 def row(test: str, facts: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     """The card's word on its evaluation.
 
-    Guarantees: figures stand on a card only if their data was declared public or if the ledger
-    holds the bill for them.
+    Guarantees: figures stand on a report only if their data was declared public or if the ledger
+    holds the charge for them.
     """
     told = [
         name for name in ("utility", "confusion") if name in facts and not is_absent(facts[name])
@@ -124,6 +124,6 @@ def row(test: str, facts: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
         return {"test": test, "words": words(test)}
     bills = [p.event for p in of_kinds(ledger, KIND) if isinstance(p.event, events.Gaussian)]
     if not bills:
-        raise Corrupt("privacy.json", "states a billed evaluation that the ledger does not hold")
+        raise Corrupt("privacy.json", "states a charged evaluation that the ledger does not hold")
     said = f"{words(test)}.{counted_once(ledger.unit)}".removesuffix(".")
     return {"test": test, "words": said, "noise_multiplier": bills[0].noise_multiplier}

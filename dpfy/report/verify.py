@@ -1,4 +1,4 @@
-"""Verification from outside: derive every claim of a card again from the ledger, ask a second
+"""Verification from outside: derive every claim of a report again from the ledger, ask a second
 accountant, and check every hash.
 
 What holds is that the files of a run agree with each other and with the ledger's chain. Who wrote
@@ -68,7 +68,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verification:
-    """All findings on a run, a card or a ledger, and the level they reach: who could still have
+    """All findings on a run, a report or a ledger, and the level they reach: who could still have
     forged it.
     """
 
@@ -83,7 +83,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class RunEvidence:
-    """A card with the ledger to hold it against; `folder` is None for a card by itself. `level` is
+    """A report with the ledger to hold it against; `folder` is None for a report by itself. `level` is
     what fixes the lines of the ledger.
     """
 
@@ -104,7 +104,7 @@ class RunEvidence:
 
     @property
     def view(self) -> dict[str, Any]:
-        """The card in the layout of the present format."""
+        """The report in the layout of the present format."""
         return words.raised(self.card)
 
     @property
@@ -122,7 +122,7 @@ class RunEvidence:
     def file(self, name: str) -> Path:
         """A file of the run folder."""
         if self.folder is None:
-            raise InvalidInput("run", None, "a card by itself has no files")
+            raise InvalidInput("run", None, "a report by itself has no files")
         return self.folder / name
 
     def differ(self, hashes: dict[str, str]) -> list[str]:
@@ -184,17 +184,17 @@ def judge(
     ledger: Path | str | None = None,
     require: str | None = None,
 ) -> Verification:
-    """All checks on a finished run folder, on a card file or on a ledger by itself, each with its
+    """All checks on a finished run folder, on a report file or on a ledger by itself, each with its
     outcome, and the level reached.
 
     `keys` are public keys: each must have signed the run, or the published head. `head` is a head
     of the ledger that was published while the run lasted or at its end (64 hexadecimal digits, or
     the file that ``dpfy sign --head`` wrote): the ledger must extend it. `ledger` is that of the
-    data set: the run must be billed there too. `require` is a level (start, completion, signature):
+    data set: the run must be charged there too. `require` is a level (start, completion, signature):
     a lower one is a check that fails, and so is a file in the folder that the level does not cover.
 
     Guarantees: one changed byte of any file of the run makes a check fail that names the file; a
-    number of the card that the ledger does not give makes a check fail that names the field, and so
+    number of the report that the ledger does not give makes a check fail that names the field, and so
     does a sentence that states one. Damage of any kind is a check that fails, not an exception.
     What cannot be checked is a finding that says so, and names it.
     """
@@ -224,13 +224,13 @@ def _judged(
         return _verify_ledger(run, signers, published)
     if run.is_file():
         if keys or head or ledger:
-            rule = "a card by itself has no signature and no ledger: give the run folder"
+            rule = "a report by itself has no signature and no ledger: give the run folder"
             raise InvalidInput(
                 "--key" if keys else "--head" if head else "--ledger", str(run), rule
             )
         return Verification(_verify_card(run), NOTHING)
     if not run.is_dir():
-        raise InvalidInput("run", str(run), "is not a folder, nor a card")
+        raise InvalidInput("run", str(run), "is not a folder, nor a report")
     if not (run / cards.NAME).is_file():
         if (run / LEDGER).is_file() or (run / "plan.json").is_file():
             unfinished = "is missing: the run is unfinished; resume it with dpfy train --resume"
@@ -250,7 +250,7 @@ def _judged(
     findings += [_run(what, test, read) for what, test in CHECKS.items()]
     if ledger is not None:
         findings.append(
-            _guarded("billed in the ledger of the data set", lambda: _billed(read, ledger))
+            _guarded("charged in the ledger of the data set", lambda: _billed(read, ledger))
         )
     return Verification(findings + witnesses, read.level)
 
@@ -337,11 +337,11 @@ def _verify_card(file: Path) -> list[Finding]:
     left = (
         "ledger, model, configuration, metrics and erased secrets: verify the run folder for these"
     )
-    return [*findings, Finding("not checked from a card alone", True, left, NOT_CHECKED)]
+    return [*findings, Finding("not checked from a report alone", True, left, NOT_CHECKED)]
 
 
 def _read(folder: Path, findings: list[Finding]) -> RunEvidence | None:
-    """The card and the ledger; each is a finding of its own, so that several damaged files are all
+    """The report and the ledger; each is a finding of its own, so that several damaged files are all
     named.
     """
     loaders: dict[str, Callable[[], Any]] = {
@@ -363,7 +363,7 @@ def _read(folder: Path, findings: list[Finding]) -> RunEvidence | None:
 
 
 def load_card(path: Path) -> dict[str, Any]:
-    """The card in a file; `Corrupt` if it is not whole."""
+    """The report in a file; `Corrupt` if it is not whole."""
     raw = storage.content("card", path)
     try:
         card = storage.parsed_json(path.name, raw)
@@ -372,7 +372,7 @@ def load_card(path: Path) -> dict[str, Any]:
         fits = card["digest"] == digest(content)
         found = schema.problem(card)
     except (Corrupt, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise Corrupt(path.name, "is not a privacy card") from None
+        raise Corrupt(path.name, "is not a privacy report") from None
     if not whole:
         raise Corrupt(path.name, f"is not in the written form of {cards.FORMAT}: it was edited")
     if not fits:
@@ -403,17 +403,17 @@ def _outcome(problem: str | None, good: str = "holds") -> tuple[bool, str]:
 
 
 def _head(e: RunEvidence) -> tuple[bool, str]:
-    """The card is the one with which the ledger says the run ended, and it was computed from the
+    """The report is the one with which the ledger says the run ended, and it was computed from the
     lines before that.
     """
     if e.card["ledger"] != e.ledger.basis:
         return (
             False,
-            f"{LEDGER} is not the ledger the card was computed from: lines were removed, added or "
+            f"{LEDGER} is not the ledger the report was computed from: lines were removed, added or "
             f"exchanged",
         )
     if hashlib.sha256(cards.render(e.card)).hexdigest() != e.finish["card"]:
-        return False, f"{cards.NAME} is not the card with which {LEDGER} says the run ended"
+        return False, f"{cards.NAME} is not the report with which {LEDGER} says the run ended"
     name = next(iter(e.reserved))
     if e.finish["entry"] != next(p.entry for p in e.ledger.permits() if p.name == name):
         return False, f"{LEDGER} says that something else ended than the {name} it reserves"
@@ -427,7 +427,7 @@ def _head(e: RunEvidence) -> tuple[bool, str]:
 
 
 def _files(e: RunEvidence) -> tuple[bool, str]:
-    """Every file of the run is the one that the end of the run names; the card names the same;
+    """Every file of the run is the one that the end of the run names; the report names the same;
     nothing was put in their place.
     """
     due = {name: sha for name, sha in e.finish["files"].items() if name not in PAGES}
@@ -446,7 +446,7 @@ def _files(e: RunEvidence) -> tuple[bool, str]:
     names += [name for name in own if name not in due and e.file(name).exists()]
     names += [name for name in due if name not in cards.covered(e.ledger)]  # no claim announced it
     wrong = (
-        f"{', '.join(dict.fromkeys(names))} does not have the hash that card and ledger state: "
+        f"{', '.join(dict.fromkeys(names))} does not have the hash that report and ledger state: "
         f"changed, exchanged, added or removed"
     )
     return _outcome(wrong if names else None)
@@ -472,7 +472,7 @@ def _model(e: RunEvidence) -> Outcome:
 
 
 def _claim(e: RunEvidence) -> tuple[bool, str]:
-    """The card, and what the claims wrote down, state what was reserved, field by field."""
+    """The report, and what the claims wrote down, state what was reserved, field by field."""
     source = LEDGER if e.folder is not None else "privacy.json accesses"
     parts = {part["name"]: part for part in e.view["sections"]}
     if list(parts) != list(e.reserved) or len(parts) != len(e.view["sections"]):
@@ -520,7 +520,7 @@ def _misstated(
 
 def _billed(e: RunEvidence, file: Path) -> Outcome:
     """The data set's ledger holds the reservations that the run's own ledger names, with the same
-    claims; they have begun, and the run that ended under them is this one.
+    claims; they have started, and the run that ended under them is this one.
     """
     entries, without_end = [], []
     people = Ledger.read(file)
@@ -528,7 +528,7 @@ def _billed(e: RunEvidence, file: Path) -> Outcome:
         if reserved.shared is None:
             return (
                 False,
-                f"{LEDGER} names no entry in a ledger of the data set: the run was not billed "
+                f"{LEDGER} names no entry in a ledger of the data set: the run was not charged "
                 f"there",
             )
         identity, entry = reserved.shared
@@ -536,12 +536,12 @@ def _billed(e: RunEvidence, file: Path) -> Outcome:
         if people.book.identity != identity or permit is None or entry not in people.book.begun:
             return (
                 False,
-                f"{file.name} does not hold the entry that {LEDGER} names, begun and not given "
+                f"{file.name} does not hold the entry that {LEDGER} names, started and not given "
                 f"back",
             )
         if Reserved.from_json(permit.claim) != replace(reserved, shared=None):
             found = differences(permit.claim, replace(reserved, shared=None).to_json())
-            return False, f"{file.name} was billed for something else: {found[0]}"
+            return False, f"{file.name} was charged for something else: {found[0]}"
         settled = people.book.settled.get(entry)
         if settled != e.ledger.settlements.get(reserved.claim.name):
             return (
@@ -549,12 +549,12 @@ def _billed(e: RunEvidence, file: Path) -> Outcome:
                 f"{file.name} and {LEDGER} do not say that the run ended after the same steps",
             )
         if (permit.event, permit.uses) != (reserved.due(settled), 1):
-            return False, f"{file.name} was billed for something else: another event"
+            return False, f"{file.name} was charged for something else: another event"
         ended = people.book.ended.get(entry)
         if ended is not None and ended != e.finish["card"]:
             return (
                 False,
-                f"{file.name} says that the run of entry {entry} ended with another card than "
+                f"{file.name} says that the run of entry {entry} ended with another report than "
                 f"{cards.NAME}",
             )
         entries.append(entry)
@@ -569,7 +569,7 @@ def _billed(e: RunEvidence, file: Path) -> Outcome:
 
 
 def _claims(e: RunEvidence) -> Outcome:
-    """Every derived field of the card is what its accountant derives now from the ledger."""
+    """Every derived field of the report is what its accountant derives now from the ledger."""
     derived = {
         key: value for key, value in e.derived.items() if e.folder is not None or key != "ledger"
     }
@@ -613,7 +613,7 @@ def _told(e: RunEvidence) -> Outcome:
         for name in ("metrics.jsonl", cards.CONFIG)
         if e.folder is not None and e.file(name).is_file()
     ]
-    return True, f"stated by the run alone: {', '.join([*sorted(told), *files])}", NOT_CHECKED
+    return True, f"given by the run alone: {', '.join([*sorted(told), *files])}", NOT_CHECKED
 
 
 def _curve_of_run(e: RunEvidence) -> Outcome:
@@ -654,7 +654,7 @@ def _independent(e: RunEvidence) -> Outcome:
 
 
 def _reports(e: RunEvidence) -> Outcome:
-    """Each page is, byte for byte, the one that this version of dpfy writes from card and audit. A
+    """Each page is, byte for byte, the one that this version of dpfy writes from report and audit. A
     page of another version is held to its numbers, and to the hash that the end of the run
     states.
     """
@@ -676,12 +676,12 @@ def _reports(e: RunEvidence) -> Outcome:
         if ours or hashlib.sha256(content).hexdigest() != e.finish["files"].get(name, ""):
             return (
                 False,
-                f"{name} is not the page of this card: it was edited (dpfy report writes it again)",
+                f"{name} is not the page of this report: it was edited (dpfy report writes it again)",
             )
         if wrong := outside.strange_numbers(name, content, e.card, e.known, full):
             return (
                 False,
-                f"{name} is not the page of this card: it states {wrong} (dpfy report writes it "
+                f"{name} is not the page of this report: it states {wrong} (dpfy report writes it "
                 f"again)",
             )
         foreign.append(name)
@@ -802,7 +802,7 @@ def _secrets(e: RunEvidence) -> tuple[bool, str]:
 
 
 CARD_CHECKS: dict[str, Check] = {
-    "plan matches the accesses stated": _claim,
+    "plan matches the accesses given": _claim,
     "every number follows from plan and accesses": _claims,
     "wording": _wording,
     "facts of the run": _told,
@@ -810,16 +810,16 @@ CARD_CHECKS: dict[str, Check] = {
 }
 
 CHECKS: dict[str, Check] = {
-    "ledger and card belong together": _head,
-    "files have their stated hashes": _files,
+    "ledger and report belong together": _head,
+    "files have the hashes in the report": _files,
     "model is the one the ledger released": _model,
-    "card and plan state what the ledger reserves": _claim,
+    "report and plan state what the ledger reserves": _claim,
     "every number recomputed from the ledger": _claims,
     "wording": _wording,
     "facts of the run": _told,
     "epsilon of every step": _curve_of_run,
     "second accountant agrees": _independent,
-    "pages say what the card says": _reports,
+    "pages say what the report says": _reports,
     "audit is the one attached and does not contradict": _audit,
     "derived files are those the ledger names": _derived,
     OUTSIDE: _outside,

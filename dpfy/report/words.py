@@ -1,7 +1,7 @@
-"""How the card speaks: typed absence, numbers that never round to the flattering side, events and
+"""How the report speaks: typed absence, numbers that never round to the flattering side, events and
 settings in words.
 
-Cards of the first format, which knew training alone: their content in the places where the
+Reports of the first format, which knew training alone: their content in the places where the
 present format has it.
 
 Nothing is computed and nothing is lost: what the first format did not state is missing, and is not
@@ -34,7 +34,7 @@ __all__ = [
 ABSENT = "absent"
 
 SETTINGS = {
-    "central": "Central differential privacy: the data is gathered in one place, and whoever "
+    "central": "Central differential privacy: the data is gathered in one place, and anyone who "
     "trains is trusted to hold it and to "
     "run the mechanism correctly. What is released from there on is protected.",
     "local": "Local differential privacy: every record is randomised before it leaves its owner; "
@@ -49,7 +49,7 @@ SETTINGS = {
 
 
 def absent(reason: str) -> dict[str, str]:
-    """The statement that something is not there, and why. A card never leaves a blank."""
+    """The statement that something is not there, and why. A report never leaves a blank."""
     return {ABSENT: reason}
 
 
@@ -81,14 +81,14 @@ def percent_up(share: float, digits: int = 1) -> str:
 
 
 def unit_row(unit: Unit) -> dict[str, Any]:
-    """The unit, for the card."""
+    """The unit, for the report."""
     return {
         "name": unit.name,
         "most_records": unit.most_records,
         "meaning": unit_meaning(unit),
         "protection": unit.protects,
         "protection_words": PROTECTS[unit.protects],
-        "tokens": absent("the unit is not a text of stated length")
+        "tokens": absent("the unit is not a text of given length")
         if unit.tokens is None
         else unit.tokens,
     }
@@ -128,7 +128,7 @@ def unit_meaning(unit: Unit) -> str:
         return (
             f"One {unit.name} is what a user contributed within it, of which at most "
             f"{unit.most_records:,} records are used at a time. "
-            "A user with several is protected for each of them alone; several together are stated "
+            "A user with several is protected for each of them alone; several together are given "
             "among the formal guarantees."
         )
     if unit.most_records == 1:
@@ -158,12 +158,12 @@ GENERAL = (
 
 
 def is_first(card: dict[str, Any]) -> bool:
-    """Whether a card is of the first format."""
+    """Whether a report is of the first format."""
     return bool(card["format"] == FORMAT)
 
 
 def raised(card: dict[str, Any]) -> dict[str, Any]:
-    """A card in the layout of the present format; one that has it already as it is."""
+    """A report in the layout of the present format; one that has it already as it is."""
     if not is_first(card):
         return card
     accounting, unit = card["accounting"], card["unit"]

@@ -1,3 +1,3 @@
-"""The run folder of any release: claims reserved in order, secrets, artefacts, resume, card at the
+"""The run folder of any release: claims reserved in order, secrets, artefacts, resume, report at the
 end.
 """

@@ -2,7 +2,7 @@
 public data. It costs nothing.
 
 Post-processing of a release is covered by its guarantee, if nothing else went into it. dpfy cannot
-see that: whoever adds a file says how it was made, and from which public data, and the ledger keeps
+see that: anyone who adds a file says how it was made, and from which public data, and the ledger keeps
 the words with the hash.
 """
 

@@ -6,8 +6,8 @@ order they come to be.
              .dpfy-NAME  checkpoint/  secret.json (0600)  bound.json (0600) ...             gone
              when the run ends
 
-The order is the safety: the figures of the card, then mark, configuration and what the claims write
-down, secret, reservations, data. Claims that cannot be billed leave nothing; a crash between any
+The order is the safety: the figures of the report, then mark, configuration and what the claims write
+down, secret, reservations, data. Claims that cannot be charged leave nothing; a crash between any
 two leaves a folder that can be resumed; a folder without the mark is not touched.
 """
 
@@ -74,7 +74,7 @@ class RunFolder:
     by the same claims with ``resume=True``.
 
     Guarantees: on return every claim is reserved, durably, in every ledger, and its guarantee can
-    be stated: that of all claims together was computed before anything was written. The same secret
+    be given: that of all claims together was computed before anything was written. The same secret
     never meets other data (:meth:`bind`). A copy of the folder, and one that was restored from a
     backup, is refused: its files are not those that this run made (:mod:`dpfy.core.storage`). So is a
     forked process.
@@ -119,7 +119,7 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the card is written."""
+        """Whether the report is written."""
         return (self.path / CARD).is_file()
 
     @property
@@ -147,7 +147,7 @@ class RunFolder:
 
     def begin(self, name: str) -> Permit:
         """Write down, in every ledger and before the first release, that releases will be made:
-        from now on they are billed for good.
+        from now on they are charged permanently.
 
         The permit that allows them. Until then the run can be undone. Safe to call again.
         """
@@ -164,11 +164,11 @@ class RunFolder:
 
     def settle(self, name: str, made: int) -> None:
         """End the releases under a claim that may end early: `made` are all that there will be, and
-        are billed, in every ledger.
+        are charged, in every ledger.
 
         Guarantees: the run's own ledger closes the permit, durably, before the data set's ledger
-        takes anything off the bill; a crash in between leaves the bill of the whole claim there
-        until the run is resumed, to end. What is billed covers all that was made. Does nothing
+        takes anything off the charge; a crash in between leaves the charge of the whole claim there
+        until the run is resumed, to end. What is charged covers all that was made. Does nothing
         where the claim cannot end so soon. Safe to repeat.
         """
         billed = stop_after(self.stage(name).claim.stops, made)
@@ -254,12 +254,12 @@ class RunFolder:
         self.told.setdefault(name, {}).update(facts)
 
     def finish(self, facts: Callable[[], card.Facts] | card.Facts) -> Path:
-        """Write the card and its pages, write the end of the run with all hashes to the ledger,
+        """Write the report and its pages, write the end of the run with all hashes to the ledger,
         publish, erase the secrets.
 
-        Guarantees: the card is written last, so a folder with a card is complete; until then the
-        run can be resumed. The ledger holds one end of the run, with the hash of the card and of
-        every file: a crash after it publishes that very card, whatever is asked then. Each step can
+        Guarantees: the report is written last, so a folder with a report is complete; until then the
+        run can be resumed. The ledger holds one end of the run, with the hash of the report and of
+        every file: a crash after it publishes that very report, whatever is asked then. Each step can
         be repeated after a crash.
         """
         self._require_here()
@@ -576,7 +576,7 @@ class RunFolder:
                 if (settled := ledger.book.settled.get(permit.entry)) not in (None, ended):
                     rule = (
                         f"{path.name} says that it ended after {settled[0]} releases, and is "
-                        f"billed so"
+                        f"charged so"
                         if settled
                         else ""
                     )
@@ -590,7 +590,7 @@ class RunFolder:
                 if held is None and permit.entry in ledger.book.begun:
                     raise Corrupt(
                         LEDGER,
-                        f"was lost: {path.name} says that this run has begun; start a new run",
+                        f"was lost: {path.name} says that this run has started; start a new run",
                     )
                 require_place(ledger.book.places.get(permit.entry), self.place, path.name)
                 if permit.event != (due if settled is None else reserved.due(settled)):
@@ -677,8 +677,8 @@ def held_claims(path: Path) -> Sequence[Claim]:
 
 
 def ended(path: Path) -> bool:
-    """Whether the run in `path` ended: its card is there, or its ledger holds its end and a crash
-    came before the card.
+    """Whether the run in `path` ended: its report is there, or its ledger holds its end and a crash
+    came before the report.
     """
     if (path / CARD).is_file():
         return True
@@ -691,7 +691,7 @@ def ended(path: Path) -> bool:
 
 
 def publish(path: Path) -> None:
-    """Put the card that the ledger names into the folder of a run that ended. Safe to call
+    """Put the report that the ledger names into the folder of a run that ended. Safe to call
     again.
     """
     if (path / CARD).is_file():
@@ -700,7 +700,7 @@ def publish(path: Path) -> None:
     if due is None or not staged.is_file() or sha256_of(staged) != due["card"]:
         raise Corrupt(
             f"{HIDDEN}/{CARD}",
-            "is not the card with which the ledger says that the run ended: it cannot be published",
+            "is not the report with which the ledger says that the run ended: it cannot be published",
         )
     write_atomically(path / CARD, staged.read_bytes())
 
@@ -710,7 +710,7 @@ def end_shared(own: Ledger, path: Path) -> None:
     it. Safe to repeat.
 
     Guarantees: a run that a data set's ledger paid for is completed once; a second end, with
-    another card, is refused.
+    another report, is refused.
     """
     paid = [
         shared
@@ -726,7 +726,7 @@ def end_shared(own: Ledger, path: Path) -> None:
 
 def finish_erasure(path: Path, ledger: Path | str | None = None) -> None:
     """Bring a run that ended to its end after a crash: write it into the data set's `ledger`,
-    publish its card, erase its secrets.
+    publish its report, erase its secrets.
     """
     if (mark := Mark.find(path)) is None:
         return

@@ -1,7 +1,7 @@
 """Who holds a run folder, for machines that share it and do not see each other's locks.
 
 A lock (`core/storage.py`) keeps out every process of the same machine, and of others where the file
-system passes locks on. Some network file systems do not. So whoever opens a folder leaves a small
+system passes locks on. Some network file systems do not. So anyone who opens a folder leaves a small
 file there that names its machine, and touches it at checkpoints. Another machine waits until the
 file is `LEASE` seconds old. On the same machine the lock alone decides: after a crash or a restart
 the run is resumed at once.
@@ -83,7 +83,7 @@ class Holder:
     def renew(self) -> None:
         """Say that this process is alive, now and then.
 
-        Guarantees: refused for good once another machine has taken the folder over.
+        Guarantees: refused permanently once another machine has taken the folder over.
         """
         if time.monotonic() - self.touched < EVERY:
             return

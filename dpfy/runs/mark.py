@@ -153,7 +153,7 @@ def erase_folder(folder: Path, *, durable: bool = True) -> None:
     removed, not followed. Safe to repeat.
 
     Guarantees: every file's zeros are on the disk before the first file is unlinked. If not
-    `durable`, a death of the machine may bring names back, of files that hold zeros: whoever comes
+    `durable`, a death of the machine may bring names back, of files that hold zeros: anyone who comes
     next erases the folder again.
     """
     if folder.is_symlink() or not folder.is_dir():

@@ -185,7 +185,7 @@ class WithoutReplacementSampler:
             raise InvalidInput(
                 "records",
                 records,
-                f"must be {self.records}, the number that batches of a fixed size are billed for",
+                f"must be {self.records}, the number that batches of a fixed size are charged for",
             )
         return np.sort(rng.choice(records, self.batch_size, replace=False, shuffle=False)).astype(
             np.int64
@@ -267,7 +267,7 @@ class FixedOrderSampler(_OnceAnEpoch):
 
 @dataclass(frozen=True)
 class ReshuffledSampler(_OnceAnEpoch):
-    """Each record takes part once in every epoch, at a place drawn anew for each epoch.
+    """Each record takes part once in every epoch, at a place drawn again for each epoch.
 
     Guarantees: :class:`dpfy.core.patterns.Reshuffled`; no amplification is claimed.
     """
@@ -481,7 +481,7 @@ class CheckInSampler:
     """Units come by themselves, in any order, `cohort` of them a step on average: each rests for
     `separation` - 1 steps after it took part, and takes part at most `most` times.
 
-    Guarantees: :class:`dpfy.core.patterns.Separated`, as long as whoever admits units keeps to
+    Guarantees: :class:`dpfy.core.patterns.Separated`, as long as anyone who admits units keeps to
     it (:class:`dpfy.federated.PrivateRounds` does). No randomness is claimed, and who comes may
     depend on who else does: the guarantee is for the contribution of one unit (zero-out).
     """
@@ -501,7 +501,7 @@ class CheckInSampler:
         return patterns.Separated(self.separation, self.most)
 
     def expected_batch(self, records: int) -> float:
-        """The stated cohort: a public number, however many come."""
+        """The given cohort: a public number, however many come."""
         return self.cohort
 
     def address(self, step: int) -> int:

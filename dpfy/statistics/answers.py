@@ -44,7 +44,7 @@ class Answers(tuple[Answer, ...]):
 
     @property
     def places(self) -> list[str]:
-        """What the answers are told apart by: the columns of groups and cells."""
+        """What the answers are distinguished by: the columns of groups and cells."""
         return list(dict.fromkeys(name for answer in self for name in answer.place))
 
     def lines(self, most: int | None = None) -> list[str]:

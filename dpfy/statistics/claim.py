@@ -118,7 +118,7 @@ class StatisticClaim(Claim):
 
     @property
     def name(self) -> str:
-        """The question; a long one is cut, and told apart by its hash."""
+        """The question; a long one is cut, and distinguished by its hash."""
         if len(self.question) <= MOST_NAME:
             return f"query {self.question}"
         return (
@@ -156,7 +156,7 @@ class StatisticClaim(Claim):
 
     @property
     def event(self) -> events.Event:
-        """The whole bill."""
+        """The whole charge."""
         return self.tool.event
 
     def assumptions(self, facts: Mapping[str, Any]) -> list[Assumption]:
@@ -178,7 +178,7 @@ class StatisticClaim(Claim):
         ]
 
     def describe(self) -> dict[str, Any]:
-        """The section of the card."""
+        """The section of the report."""
         return {
             "title": f"Private statistic {self.name.removeprefix('query ')}",
             "question": self.question,

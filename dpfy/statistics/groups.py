@@ -44,7 +44,7 @@ from dpfy.tables.schema import Schema
 MOST_FOUND = 1000
 """Words of a column that groups are made of, where the words are found by a release."""
 MOST_WORD = 200
-"""Characters of a word that are told apart."""
+"""Characters of a word that are distinguished."""
 
 
 @dataclass(frozen=True)

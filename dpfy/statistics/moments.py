@@ -1,7 +1,7 @@
 """Counts, sums, means and variances of numbers in a public range.
 
 Numbers are moved to t in [-1, 1] by the middle and the half length of their range. How many records
-were summed is not public, so it is released together with the sums, under one bill:
+were summed is not public, so it is released together with the sums, under one charge:
 
 L1 (Laplace noise): the Bernstein polynomials of u = (1 + t)/2 of the degree needed are nonnegative
 and sum to 1, so a record adds a vector of L1 norm 1 exactly, and their sums give the count and all

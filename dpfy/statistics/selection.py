@@ -25,7 +25,7 @@ from dpfy.tables.columns import Column, WordColumn
 from dpfy.tables.schema import Schema
 
 FARTHEST = 64
-"""Powers of two that are told apart, on either side of one."""
+"""Powers of two that are distinguished, on either side of one."""
 
 
 @dataclass(frozen=True)

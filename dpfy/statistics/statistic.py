@@ -124,7 +124,7 @@ class Statistic(ABC):
     def release(self, table: Any, spend: Spend) -> list[Answer]:
         """The answers.
 
-        Guarantees: the bill of the permit is the claim's, which is all that is done. What the
+        Guarantees: the charge of the permit is the claim's, which is all that is done. What the
         records hold raises nothing, and does not change how often random bits are drawn.
         """
 
@@ -167,7 +167,7 @@ class Statistic(ABC):
 
 @dataclass(frozen=True)
 class SumStatistic(Statistic):
-    """A statistic that follows from sums over the records, released together with one bill.
+    """A statistic that follows from sums over the records, released together with one charge.
 
     Each record adds `width` numbers in one of `cells` cells of its group. `whole` where they are
     ones.
@@ -189,7 +189,7 @@ class SumStatistic(Statistic):
 
     @abstractmethod
     def one(self, norm: str) -> Bound:
-        """What one record adds at most; `norm` (l1 or l2) is the one that will be billed."""
+        """What one record adds at most; `norm` (l1 or l2) is the one that will be charged."""
 
     def rows(self, norm: str) -> tuple[Expression, list[Expression]]:
         """The cell of a record (-1: it adds nothing) and the numbers that it adds there."""
@@ -325,7 +325,7 @@ def grid_steps(number: Expression, grid: Grid, one: Bound) -> Expression:
 
 
 def norm_of(claim: StatisticClaim) -> str:
-    """The norm that the noise of a claim is billed by."""
+    """The norm that the noise of a claim is charged by."""
     return NORMS["gaussian" if claim.mechanism == "gaussian" else "laplace"]
 
 

@@ -361,7 +361,7 @@ class Margins(SumStatistic):
                 }
                 value = float(table[cell])
                 note = (
-                    "consistent with the other margins, which makes the error smaller than stated"
+                    "consistent with the other margins, which makes the error smaller than reported"
                 )
                 yield Answer(
                     self.text, value, spread.deviation, (value - reach, value + reach), place, note

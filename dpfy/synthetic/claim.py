@@ -68,7 +68,7 @@ class Synthesis(Claim):
 
     @property
     def event(self) -> events.Event:
-        """The whole bill: one Gaussian release and the choices."""
+        """The whole charge: one Gaussian release and the choices."""
         return together(self.noise_multiplier, self.choices, self.width)
 
     @property
@@ -107,7 +107,7 @@ class Synthesis(Claim):
         ]
 
     def describe(self) -> dict[str, Any]:
-        """The section of the card."""
+        """The section of the report."""
         return {
             "title": "A synthetic table",
             "method": self.method,

@@ -1,4 +1,4 @@
-"""Private evolution, from what is asked to the run folder: reserve, read, vote, vary, card.
+"""Private evolution, from what is asked to the run folder: reserve, read, vote, vary, report.
 
 What leaves the machine are samples of the public generator. The private records decide which, by
 votes with noise, and nothing else.
@@ -90,7 +90,7 @@ class Evolution(Claim):
 
     @property
     def event(self) -> events.Event:
-        """The whole bill: one Gaussian release."""
+        """The whole charge: one Gaussian release."""
         return events.Gaussian(self.noise_multiplier)
 
     def assumptions(self, facts: Mapping[str, Any]) -> list[Assumption]:

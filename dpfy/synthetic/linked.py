@@ -148,7 +148,7 @@ class Link:
 
 
 class _Lazy(Mapping[str, list[Any]]):
-    """The wide records, joined when they are asked for: that is when the bill is reserved."""
+    """The wide records, joined when they are asked for: that is when the charge is reserved."""
 
     def __init__(self, link: Link, people: Any, visits: Any) -> None:
         self._given = link, people, visits
@@ -210,7 +210,7 @@ def synthesize_linked(
     says in both whose a row is; `options`
     are settings of `dpfy.synthesize` (method, workload, target, rows).
 
-    Guarantees: those of `synthesize`, for one person with all their visits: whoever they are, they
+    Guarantees: those of `synthesize`, for one person with all their visits: anyone who they are, they
     add one record, made of their first row and their first `most_visits` visits.
     """
     link = Link(Domain.given(schemas[0]), Domain.given(schemas[1]), key, most_visits)

@@ -155,7 +155,7 @@ def plan(
 ) -> SynthesisPlan:
     """The claim of a synthesis.
 
-    Guarantees: the claim's event is within (epsilon, delta) by the accountant that the card will
+    Guarantees: the claim's event is within (epsilon, delta) by the accountant that the report will
     name. Nothing depends on the records.
     """
     row = METHODS.get(options.method) or plugins.find(plugins.SYNTHESIZERS, options.method)

@@ -32,7 +32,7 @@ ROUNDED = 1 + 2.0**-20
 
 @dataclass(frozen=True)
 class PartOfGaussian(GaussianMechanism):
-    """One of several Gaussian releases that are billed together, as `whole`."""
+    """One of several Gaussian releases that are charged together, as `whole`."""
 
     whole: events.Event = field(default_factory=events.Nothing)
 
@@ -44,7 +44,7 @@ class PartOfGaussian(GaussianMechanism):
 
 @dataclass(frozen=True)
 class PartOfChoices(Exponential):
-    """One of several choices that are billed together, as `whole`."""
+    """One of several choices that are charged together, as `whole`."""
 
     whole: events.Event = field(default_factory=events.Nothing)
 

@@ -1,5 +1,5 @@
 """A synthetic table, from what is asked to the run folder: plan, reserve, count, measure, draw,
-card. In this order.
+report. In this order.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from dpfy.text.corpus import Texts
 
 SURE = 0.95
 SHOWN = 40
-"""Measured marginals that the card lists; all are in synthesis.json."""
+"""Measured marginals that the report lists; all are in synthesis.json."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -311,7 +311,7 @@ def _check_records(marginals: Marginals, terms: SynthesisTerms) -> None:
 
 
 def _kept(meter: MarginalReleases) -> bytes:
-    """What was measured, for whoever wants to fit another model to it."""
+    """What was measured, for anyone who wants to fit another model to it."""
     from safetensors.torch import save
 
     held = {f"{step:04d}": m.values.contiguous() for step, m in enumerate(meter.released)}
@@ -385,7 +385,7 @@ def errors(meter: MarginalReleases, codes: Codes, total: float) -> dict[str, Any
 
 
 def _told(facts: dict[str, Any]) -> dict[str, Any]:
-    """The part of the facts that the card repeats."""
+    """The part of the facts that the report repeats."""
     shown = [
         f"{' x '.join(m['columns'])} (noise {m['deviation']:.3g})"
         for m in facts["marginals"][:SHOWN]

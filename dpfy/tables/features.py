@@ -30,7 +30,7 @@ Feature = Union[Number, Category]
 
 
 def features_of(column: Column) -> tuple[Feature, ...]:
-    """The numbers and categories that learners read in place of a column."""
+    """The numbers and categories that learners read instead of a column."""
     buckets = getattr(column, "buckets", None)
     if buckets is not None:
         return tuple(Number(f"{column.name}_{k}", -1, 1) for k in range(buckets))

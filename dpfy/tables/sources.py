@@ -50,7 +50,7 @@ class Header:
 class TableFile:
     """A CSV or Parquet file as cells by column.
 
-    Guarantees: nothing but the header is read before a column is asked for.
+    Guarantees: only the header is read before a column is asked for.
     """
 
     def __init__(self, path: str | Path) -> None:

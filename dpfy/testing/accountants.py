@@ -188,7 +188,7 @@ class _Setting:
                     surely <= delta * (1 + ROUNDING),
                     LOWER,
                     where,
-                    f"at the stated epsilon {epsilon:.9g} an attacker reaches delta {surely:.9g}",
+                    f"at the given epsilon {epsilon:.9g} an attacker reaches delta {surely:.9g}",
                 )
             certified = None
             if lowest is None:

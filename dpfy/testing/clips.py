@@ -1,4 +1,4 @@
-"""The contract of a clip rule: no contribution is longer than the stated bound, rounding included."""
+"""The contract of a clip rule: no contribution is longer than the given bound, rounding included."""
 
 from __future__ import annotations
 

@@ -33,10 +33,12 @@ REGISTERED = "The kind of a claim finds its class, in this process and from a fi
 TRAVELS = "JSON brings a claim back equal, and its reservation too."
 AGREES = "One report can state the claim: its purpose, boundary, trust and name are known words."
 STATED_ONCE = "A claim says the same whenever it is asked."
-EVENT = "The event is known to the accounting, and a guarantee can be stated for it."
+EVENT = "The event is known to the accounting, and a guarantee can be given for it."
 SECTION = "`describe` is a section of the report: JSON with a title."
 FILES = "Artefacts are plain file names that are not those of the run folder itself."
-STOPS = "Ending early is billed as no less than the releases made, and as no more than all of them."
+STOPS = (
+    "Ending early is charged as no less than the releases made, and as no more than all of them."
+)
 RESERVED = "The data is read after the claim is reserved, in every ledger."
 BEGUN = "The ledger says that releases began before anything is written."
 BUDGET = "Without budget the data is not read and nothing is released."
@@ -66,9 +68,9 @@ def check_claim(claim: Claim) -> None:
         ContractBroken: a property does not hold.
 
     Guarantees:
-        A claim that passes is found by its kind, comes back equal from JSON, can be stated in a
+        A claim that passes is found by its kind, comes back equal from JSON, can be given in a
         report, and has an event for which the accountant it names states a guarantee. Ending early
-        is billed between the releases that were made and all of them.
+        is charged between the releases that were made and all of them.
 
     Example:
         >>> from dpfy.models.normalisation import Normalisation

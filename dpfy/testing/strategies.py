@@ -1,4 +1,4 @@
-"""The contract of a noise strategy: the noise that is streamed is the noise that is billed."""
+"""The contract of a noise strategy: the noise that is streamed is the noise that is charged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SOME_PATTERN = "The strategy supports at least one of the participation patterns
 STATE = "The state is a dictionary of named tensors."
 RESUMED = "A run that goes on from a saved state makes the same bits."
 ALONE = "All that a run remembers is in its state: two runs do not touch each other."
-LOST = "A state that was lost is refused: noise without its past would not be what was billed."
+LOST = "A state that was lost is refused: noise without its past would not be what was charged."
 LIKE = "Noise has the names, shapes and number type of the draws."
 MATRIX = "The matrices that the strategy states are those of its stream."
 RECURRENCE = "`recurrence` says what `next` does."

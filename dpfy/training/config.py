@@ -90,7 +90,7 @@ class PrivacyConfig:
     )
     test_noise: float | None = setting(
         None,
-        'Noise of a billed evaluation (data.test = "billed"), times what one record adds.',
+        'Noise of a charged evaluation (data.test = "billed"), times what one record adds.',
         "as much as takes about a tenth of the guarantee",
     )
     group_size: int = setting(
@@ -152,7 +152,7 @@ class TrainingConfig:
     noise_phases: tuple[float, ...] | None = setting(
         None,
         "Noise of the phases of a dp-sgd run, relative to each other, as in [2.0, 1.5, 1.0]; all "
-        "is billed.",
+        "is charged.",
         "constant noise",
     )
     phase_steps: tuple[int, ...] | None = setting(
@@ -160,7 +160,7 @@ class TrainingConfig:
     )
     stopping: int | None = setting(
         None,
-        "Points, equally spaced, at which the run may end early, billed for what it released.",
+        "Points, equally spaced, at which the run may end early, charged for what it released.",
         "none",
     )
     patience: int | None = setting(
@@ -184,7 +184,7 @@ class TrainingConfig:
     )
     clip_gamma: float = setting(0.01, "What keeps tiny gradients tiny (automatic, psac).")
     clip_quantile: float = setting(
-        0.5, "Share of units whose gradients shall pass unclipped (quantile); found privately."
+        0.5, "Share of units whose gradients pass unclipped (quantile); found privately."
     )
     clip_rate: float = setting(0.2, "How fast the norm follows the quantile.")
     clip_count_weight: float = setting(

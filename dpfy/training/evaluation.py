@@ -1,11 +1,11 @@
 """Evaluation on held-out records: what is measured, and what of it may leave.
 
 public     the user declares the test data public: figures are published as they are measured
-billed     private counts (right, wrong, and each class taken for each class), or sums of losses up
+charged     private counts (right, wrong, and each class taken for each class), or sums of losses up
            to a bound, with Gaussian noise, reserved in the ledger like training
 withheld   nothing that was measured is written anywhere
 
-Where a person is the unit, a billed figure counts each person once, with the mean over their
+Where a person is the unit, a charged figure counts each person once, with the mean over their
 held-out records: whatever number of records someone has, they move a count by at most one.
 """
 
@@ -345,7 +345,7 @@ def dry_run(
 
 
 def _no_classes() -> Unsupported:
-    what = "a billed evaluation of anything but classes, labels or tokens"
+    what = "a charged evaluation of anything but classes, labels or tokens"
     return Unsupported(
         what,
         "say by dpfy.PrivateTest(data, bound=...) how much a loss may count, declare the test data "

@@ -1,4 +1,4 @@
-"""The end of a run: model, ledger note, card, and then the secrets are erased. Each step can be
+"""The end of a run: model, ledger note, report, and then the secrets are erased. Each step can be
 repeated after a crash.
 """
 
@@ -43,7 +43,7 @@ def write(
     """Write model.safetensors, the reports and privacy.json and erase the checkpoint folder.
 
     A run that may end early is settled first: its last step is in a checkpoint, then no ledger lets
-    it go on, then it is billed for less.
+    it go on, then it is charged for less.
 
     Guarantees: those of `TrainingRun.settle` and `TrainingRun.finish`; until the ledger holds the end,
     the run can be resumed from the checkpoint of its last step. The model released is the averaged
@@ -77,7 +77,7 @@ def _told(
     test: str,
 ) -> dict[str, Any]:
     """What the section on training tells beside what follows from its claim. What it does not know
-    is stated as absent.
+    is given as absent.
     """
     measured = uses.words(test)
     return {
@@ -112,7 +112,7 @@ def _weights(training: PrivateTraining) -> dict[str, Tensor]:
 
 
 def _optimizer(training: PrivateTraining) -> dict[str, Any]:
-    """The update rule: public settings, for the card."""
+    """The update rule: public settings, for the report."""
     group, rule = training.optimizer.param_groups[0], training.rule
     kept = {k: group[k] for k in ("momentum", "betas", "weight_decay", "nesterov") if group.get(k)}
     rates = [

@@ -163,7 +163,7 @@ def fit(
             used (``unit=dpfy.Unit("user", 8)``). Users are then sampled, clipped and protected as a
             whole.
             Records grouped before (:func:`dpfy.by_user`) need no `user`.
-        objective: In place of `loss`, a function of (model, batch) to one loss for each row.
+        objective: Instead of `loss`, a function of (model, batch) to one loss for each row.
         run: The run folder, a `dpfy.Run`, or None for a new folder under runs/.
         evaluation: The test data, and what is published about it. :class:`dpfy.PublicTest`
             publishes exact figures. :class:`dpfy.PrivateTest` has private records: counts of right
@@ -369,7 +369,7 @@ def _billed(
         if run.promised.evaluation is None:
             raise InvalidInput(
                 "run",
-                "a folder without a billed evaluation",
+                "a folder without a charged evaluation",
                 "give evaluation= when the folder is opened: TrainingRun(run, plan, evaluation=...)",
             )
         return None

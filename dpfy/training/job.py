@@ -71,7 +71,7 @@ DEFAULT_STEPS = 120
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a job leaves: the run folder and its card, and the time this call took."""
+    """What a job leaves: the run folder and its report, and the time this call took."""
 
     run: Path
     card: dict[str, Any]
@@ -123,7 +123,7 @@ def plan_of(config: JobConfig) -> Plan:
 def recipe_of(config: JobConfig, records: int) -> Recipe:
     """What a job does to so many records, before its noise is known."""
     if (config.data.kind in TEXT) != (config.model.name in LANGUAGE):
-        of_text = f"must be one of {', '.join(LANGUAGE)} for text, and for nothing else"
+        of_text = f"must be one of {', '.join(LANGUAGE)} for text, and only for text"
         raise InvalidInput("model.name", config.model.name, of_text)
     if config.data.kind in TEXT and config.data.test_use == evaluation.BILLED:
         rule = "must be public or withheld for text: its figures are not released with noise"
@@ -199,7 +199,7 @@ def public_records(data: DataConfig) -> int | None:
 
 
 def evaluation_noise(config: JobConfig, plan: Plan | None = None) -> float | None:
-    """The noise multiplier of a billed evaluation; None where none is billed. A plan of fixed noise
+    """The noise multiplier of a charged evaluation; None where none is charged. A plan of fixed noise
     says what a tenth of it is.
     """
     privacy = config.privacy
@@ -382,7 +382,7 @@ def can_resume(out: Path) -> bool:
 
 
 def finished(out: Path) -> Outcome:
-    """The finished run in `out`. What a crash between the card and the end of the erasure has left
+    """The finished run in `out`. What a crash between the report and the end of the erasure has left
     is erased.
     """
     finish_erasure(out)
@@ -489,5 +489,5 @@ def _extracted(records: Records, extract: Any) -> Records:
 def _card(out: Path) -> dict[str, Any]:
     card = storage.parsed_json(CARD, storage.content("run", out / CARD))
     if not isinstance(card, dict) or not {"guarantee", "statement", "format"} <= set(card):
-        raise Corrupt(CARD, "is not a privacy card")
+        raise Corrupt(CARD, "is not a privacy report")
     return words.raised(card)

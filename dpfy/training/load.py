@@ -1,4 +1,4 @@
-"""After training: the released model back from its run folder, its hash checked against card and
+"""After training: the released model back from its run folder, its hash checked against report and
 ledger. Nothing pickled is ever read.
 """
 
@@ -45,10 +45,10 @@ BESIDE = (cards.NAME, "report.md")
 
 @dataclass(frozen=True)
 class ReleasedModel:
-    """A finished run that released a model: its folder, and its card in the layout of the present
+    """A finished run that released a model: its folder, and its report in the layout of the present
     format.
 
-    Guarantees: the card is the one with which the ledger says that the run ended.
+    Guarantees: the report is the one with which the ledger says that the run ended.
     """
 
     folder: Path
@@ -78,7 +78,7 @@ class ReleasedModel:
         )
         if ended is None or hashlib.sha256(cards.render(card)).hexdigest() != ended["card"]:
             raise Corrupt(
-                cards.NAME, f"is not the card with which {LEDGER} says that the run ended"
+                cards.NAME, f"is not the report with which {LEDGER} says that the run ended"
             )
         cards.require_a_trial(card, folder)
         if MODEL not in card["files"]:
@@ -87,18 +87,18 @@ class ReleasedModel:
 
     @property
     def told(self) -> dict[str, Any]:
-        """What the card tells about training."""
+        """What the report tells about training."""
         return cards.trained_section(self.card)
 
     def file(self, name: str) -> Path:
-        """A file of the run, once its content is seen to be what the card states."""
+        """A file of the run, once its content is seen to be what the report states."""
         stated = self.card["files"].get(name)
         if stated is None:
             raise InvalidInput("run", str(self.folder), f"keeps no {name}")
         if not (self.folder / name).is_file() or sha256_of(self.folder / name) != stated:
             raise Corrupt(
                 name,
-                "does not have the hash that the card states: it was changed, exchanged or removed",
+                "does not have the hash that the report states: it was changed, exchanged or removed",
             )
         return self.folder / name
 
@@ -124,7 +124,7 @@ class ReleasedModel:
         return model
 
     def _require_base(self, model: nn.Module) -> None:
-        """Refuse to put an adapter on another base than that of the card, or on none."""
+        """Refuse to put an adapter on another base than that of the report, or on none."""
         due, mine = self.told.get("model", {}).get("base"), weights.base_of(model)
         if due is None or is_absent(due):
             if mine is not None:
@@ -143,7 +143,7 @@ class ReleasedModel:
         if mine["sha256"] != due["sha256"]:
             rule = (
                 f"must be {due['name']} with the weights that the adapter was trained on (sha256 "
-                f"{due['sha256'][:12]}..., on the card)"
+                f"{due['sha256'][:12]}..., in the report)"
             )
             raise InvalidInput("model base", f"sha256 {mine['sha256'][:12]}...", rule)
 
@@ -195,7 +195,7 @@ def load(run: Path | str, model: nn.Module | None = None) -> nn.Module:
     inside, an adapter (peft) goes onto the base that it was trained on. Without it the model is
     made from the configuration of a run of ``dpfy train``, in evaluation mode.
 
-    Guarantees: the weights are those whose hash card and ledger state (averaged, where the run
+    Guarantees: the weights are those whose hash report and ledger state (averaged, where the run
     averaged); a refused model is left as it was. Whatever is done with them, without the data,
     costs nothing.
     """
@@ -205,7 +205,7 @@ def load(run: Path | str, model: nn.Module | None = None) -> nn.Module:
 
 def save_pretrained(run: Path | str, model: nn.Module, folder: Path | str) -> Path:
     """Write the released model as Hugging Face does (``model.save_pretrained``), with the run's
-    card beside it. Returns the folder.
+    report beside it. Returns the folder.
 
     Of an adapter (peft) the adapter is written, with its configuration.
 

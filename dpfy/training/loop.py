@@ -290,7 +290,7 @@ class PrivateTraining(RunState):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Detach everything. A complete run is finished: model and card written, secrets erased.
+        """Detach everything. A complete run is finished: model and report written, secrets erased.
         Otherwise it can be resumed.
         """
         if self._status.in_fork:
@@ -484,10 +484,10 @@ class PrivateTraining(RunState):
         confusion: list[list[int]] | None = None,
         test: str | None = None,
     ) -> Path:
-        """End the run: write model and card, erase the secrets. Returns the folder.
+        """End the run: write model and report, erase the secrets. Returns the folder.
 
-        Ending early keeps the bill of the whole plan, unless the plan says where a run may end
-        (`stopping`): then the steps up to the next of these points are billed, and the run cannot
+        Ending early keeps the charge of the whole plan, unless the plan says where a run may end
+        (`stopping`): then the steps up to the next of these points are charged, and the run cannot
         go on.
 
         `utility` and `confusion` (rows: true class, columns: predicted) are published as they are.

@@ -1,7 +1,7 @@
 """Batch normalisation by private statistics: released with noise, layer by layer, before training,
 and frozen in it.
 
-The statistics of every batch anew, with noise at each step (Ponomareva et al. 2023, Table 5), would
+The statistics of every batch again, with noise at each step (Ponomareva et al. 2023, Table 5), would
 be one more release for each layer and step of which the plan would have to know; see
 docs/decisions.md for why it is not done.
 """

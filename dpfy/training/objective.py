@@ -77,7 +77,7 @@ class Objective:
                 )
             if self.loss != "cross_entropy" or self.labels is not None:
                 raise InvalidInput(
-                    "objective", "a function", "stands alone: leave loss and labels out"
+                    "objective", "a function", "needs no loss or labels: leave loss and labels out"
                 )
 
     @property

@@ -1,5 +1,5 @@
-"""Sections of a configuration that no number of the training depends on: the ledger it is billed
-to, and what the card says.
+"""Sections of a configuration that no number of the training depends on: the ledger it is charged
+to, and what the report says.
 """
 
 from __future__ import annotations
@@ -62,11 +62,13 @@ class LedgerConfig:
 
 @dataclass(frozen=True)
 class PublicConfig:
-    """[public]: public data that shaped the run, for its card: what it is, for what it was used,
+    """[public]: public data that shaped the run, for its report: what it is, for what it was used,
     and where it is from.
     """
 
-    data: str | None = setting(None, "Public data that was used beside the private data, in words.")
+    data: str | None = setting(
+        None, "Public data that was used beside the private data: a description."
+    )
     used_for: str | None = setting(None, "For what: pretraining, tuning, features.")
     provenance: str | None = setting(None, "Where it is from, and why it is public.")
 
@@ -90,7 +92,7 @@ class PublicConfig:
 
 @dataclass(frozen=True)
 class AboutConfig:
-    """[about]: what the card says the run is about. All of it is published."""
+    """[about]: what the report says the run is about. All of it is published."""
 
     author: str | None = setting(None, "Who answers for the run.", "not stated")
     data: str | None = setting(None, "What the data is called.", "its kind")

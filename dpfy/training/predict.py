@@ -26,7 +26,7 @@ SCHEMA = "schema.toml"
 AT_ONCE = 1000
 NOTE = (
     "Predictions of a released model are post-processing: they tell nothing more about its "
-    "training data than its card states, and cost "
+    "training data than its report states, and cost "
     "nothing. The guarantee protects that data, not the records predicted on."
 )
 

@@ -1,4 +1,4 @@
-"""The folder of a training run: its claims are a plan, and a billed evaluation where one is asked
+"""The folder of a training run: its claims are a plan, and a charged evaluation where one is asked
 for.
 """
 
@@ -103,7 +103,7 @@ class TrainingRun(folder.RunFolder):
         self.begin(TRAINING)
 
     def begin_evaluation(self) -> Permit:
-        """The right to release the counts of the evaluation, once; from now on it is billed for
+        """The right to release the counts of the evaluation, once; from now on it is charged for
         good, in every ledger.
         """
         if EVALUATION not in self.stages:

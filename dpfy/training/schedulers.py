@@ -1,9 +1,9 @@
 """Torch's learning rate schedulers in a private run: stepped at the logical boundary, kept in the
-checkpoint, named on the card.
+checkpoint, named in the report.
 
 What a scheduler does with the learning rates is post-processing. What has to hold is that a resumed
 run repeats it: the run steps the scheduler itself, stores its state, and refuses another scheduler,
-another setting or another function than it was begun with.
+another setting or another function than it was started with.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ class Schedules:
 
     @property
     def words(self) -> str:
-        """Names and settings, for the card."""
+        """Names and settings, for the report."""
         return self._words + (
-            f" on {self.metric}, public as stated by the caller"
+            f" on {self.metric}, public as declared by the caller"
             if self.waiting and self.metric
             else ""
         )
@@ -201,7 +201,7 @@ class Schedules:
 
 def require_known(training: Any) -> None:
     """Refuse, in a run that goes on, a torch scheduler of its optimizer that the run was not given:
-    it begins anew, and nobody knows.
+    it begins again, and nobody knows.
     """
     if not training.schedules and training.rates.factors is None and _strangers(training.optimizer):
         raise InvalidInput(

@@ -43,7 +43,7 @@ RENEWED = 10.0
 
 
 def stream_of(plan: Plan, folder: TrainingRun | ReadOnlyRun) -> NoiseStream:
-    """The noise that the run was billed for: the plan's strategy, scale and sampling, under the
+    """The noise that the run was charged for: the plan's strategy, scale and sampling, under the
     run's secret and event.
     """
     recipe = plan.recipe
@@ -63,7 +63,7 @@ class PrivateStep:
     """Takes a state and a bounded sum to the next state.
 
     Guarantees: noise is made once the step's sum is bound in the journal, for a model that nobody
-    else has changed, and only with the permit of a run that is billed for good; of several ranks
+    else has changed, and only with the permit of a run that is charged permanently; of several ranks
     none makes any before all stand at the same step. From then on the run counts as stopped, until
     its owner has the next state: no error, wherever it comes from, lets the step be made again
     here.
@@ -127,7 +127,7 @@ class PrivateStep:
 
     def _joined(self, now: TrainState, total: Bounded[Grads], rates: list[float]) -> Bounded[Grads]:
         """Of the sum over all ranks what this one releases, once all ranks stand at this step and
-        the sum is bound and billed.
+        the sum is bound and charged.
         """
         parallel, step = self.parallel, now.step
         part = self.folder.randomness.key("part", step, 1)[0]
@@ -146,7 +146,7 @@ class PrivateStep:
         return replace(total, value=sums)
 
     def _bind(self, step: int, tally: Tensor, rates: list[float]) -> None:
-        """Bind the sum, and have the run's releases billed before the first."""
+        """Bind the sum, and have the run's releases charged before the first."""
         self.journal.bind(step, tally, rates)
         status, now = self.status, time.monotonic()
         if status.permit is None or now >= status.renew_at:
@@ -160,7 +160,7 @@ class Update:
 
     `schedule` is a factor of the learning rates by step; it is asked for all steps before the run
     begins. `project` changes the trained weights after each step of the optimizer by a rule of the
-    weights alone (clamping them, say); the card names it as an assumption. `public_state` says that
+    weights alone (clamping them, say); the report names it as an assumption. `public_state` says that
     the optimizer brings a state (momentum, say) which tells nothing about the data; so does that.
     `public_weights` says the same of initial weights and buffers: they are not searched for
     records, and the report says so.
@@ -305,7 +305,7 @@ def swapped(
 
 
 def adopt(average: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Give `model` the averaged weights for good; nothing changes if there is no averaging."""
+    """Give `model` the averaged weights permanently; nothing changes if there is no averaging."""
     _copy(average, dict(model.named_parameters()))
 
 

@@ -45,7 +45,7 @@ PLAN = "plan.json"
 
 @dataclass(frozen=True)
 class PlanTerms:
-    """What a caller of `dpfy.fit` says in place of a plan."""
+    """What a caller of `dpfy.fit` says instead of a plan."""
 
     epsilon: float | None
     delta: float | None

@@ -157,7 +157,7 @@ def check_owners(recipe: Recipe, train: object) -> None:
     And records whose owners add no noise, where it is theirs to add.
     """
     if isinstance(recipe.strategy, Shares) and not getattr(train, "adds_shares", False):
-        raise Unsupported("a plan with noise in shares around records of one's own", WAY_OUT)
+        raise Unsupported("a plan with distributed noise around records of one's own", WAY_OUT)
     if recipe.draw == RECORD and not (
         isinstance(train, Owned | KeptRecords) and train.most == recipe.unit.most_records
     ):

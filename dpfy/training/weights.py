@@ -70,7 +70,7 @@ def adapter(model: nn.Module) -> set[str] | None:
 
 
 def base_of(model: nn.Module) -> dict[str, Any] | None:
-    """The base of an adapter, for the card: what it is called, and a fingerprint of its weights;
+    """The base of an adapter, for the report: what it is called, and a fingerprint of its weights;
     None for a model without one.
 
     Of a model whose weights lie in parts on several ranks all of them must ask together.

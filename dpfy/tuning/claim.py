@@ -79,7 +79,7 @@ class Tuning(Claim):
                     raise InvalidInput(
                         f"search {what}",
                         getattr(plan.recipe, what),
-                        "must be the same in all trials: they have one card",
+                        "must be the same in all trials: they have one report",
                     )
         if self.paid.payment.adjacency is not self.adjacency:
             raise InvalidInput(
@@ -142,7 +142,7 @@ class Tuning(Claim):
         }
 
     def assumptions(self, facts: Mapping[str, Any]) -> Sequence[Assumption]:
-        """What the bill assumes of the search, then what it assumes of the run that is released."""
+        """What the charge assumes of the search, then what it assumes of the run that is released."""
         return [
             *assumed(self.payment, self.unit),
             *TrainingClaim(self._selected(facts)).assumptions(facts),
@@ -236,14 +236,14 @@ def told_words(payment: SearchRoute) -> str:
         )
     if payment.route == NOISY_MAX:
         return (
-            f"All of {number} are billed; the best one was drawn by the exponential mechanism, "
+            f"All of {number} are charged; the best one was drawn by the exponential mechanism, "
             f"{scored}."
         )
-    return f"All of {number} are billed, {scored}, and may be shown; the best one is released."
+    return f"All of {number} are charged, {scored}, and may be shown; the best one is released."
 
 
 def assumed(payment: SearchRoute, unit: Unit) -> list[Assumption]:
-    """What the bill assumes of a search: of its settings, its trials and its scores."""
+    """What the charge assumes of a search: of its settings, its trials and its scores."""
     return [*_settings_and_trials(payment), _scores(payment, unit)]
 
 
@@ -272,8 +272,8 @@ def _settings_and_trials(payment: SearchRoute) -> list[Assumption]:
         ),
         Assumption(
             "number of trials",
-            f"it has the stated law (mean {payment.trials:g}), was drawn before the first "
-            f"trial, and nobody is told it",
+            f"it has the given law (mean {payment.trials:g}), was drawn before the first "
+            f"trial, and nobody learns it",
             "drawn exactly from the run's own secret; neither the number nor the time that "
             "trials took is written down",
             YES,
@@ -319,7 +319,7 @@ def _scores(payment: SearchRoute, unit: Unit) -> Assumption:
             "every unit tossed a coin of its own, once, from the run's own secret" + counted,
             YES,
         )
-    done = "billed beside every trial" + counted
+    done = "charged beside every trial" + counted
     return Assumption(
         "score", "a score on training records is one more release from them", done, YES
     )
@@ -359,7 +359,7 @@ class PublicTuning(Claim):
 
     def assumptions(self, facts: Mapping[str, Any]) -> Sequence[Assumption]:
         """That the data is what it is called."""
-        done = f"declared so by whoever ran it: {self.data}"
+        done = f"declared so by anyone who ran it: {self.data}"
         return [Assumption("public data", "the search saw public data alone", done, STATED)]
 
     def describe(self) -> dict[str, Any]:

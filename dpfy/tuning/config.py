@@ -68,7 +68,7 @@ class TuneConfig:
     )
     validation: float = setting(
         0.5,
-        "Share of the public test records that trials are scored on; figures on the card are of "
+        "Share of the public test records that trials are scored on; figures in the report are of "
         "the others.",
     )
     held_out: float = setting(
@@ -166,7 +166,7 @@ class SearchConfig:
         single_owner("a search", self.job.data.user)
         if self.job.data.test_use == "billed":
             raise Unsupported(
-                "a billed evaluation beside a search",
+                "a charged evaluation beside a search",
                 "score trials on records held out: data.test = withheld, tune.score = held-out",
             )
         if self.score == PUBLIC and self.job.data.test_use != "public":

@@ -119,7 +119,7 @@ class FitTuning(Claim):
         return {SEARCH: (json.dumps(self.to_json(), indent=1, sort_keys=True) + "\n").encode()}
 
     def assumptions(self, facts: Mapping[str, Any]) -> Sequence[Assumption]:
-        """What the bill assumes of the search, then of the fit that is released."""
+        """What the charge assumes of the search, then of the fit that is released."""
         return [*assumed(self.payment, self.unit), *self.fits[0].assumptions(facts)]
 
     def describe(self) -> dict[str, Any]:

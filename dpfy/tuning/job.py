@@ -37,7 +37,7 @@ from dpfy.tuning.space import Settings
 from dpfy.tuning.trial import Trial
 
 SELECTED = (
-    "# The run that a search selected. Its card covers the search; trained again from this file, "
+    "# The run that a search selected. Its report covers the search; trained again from this file, "
     "it is another run.\n"
 )
 RATE_POWER = 1.0

@@ -1,4 +1,4 @@
-"""What leaves a search: the files of the selected run, what the card tells of it, its bill beside
+"""What leaves a search: the files of the selected run, what the report tells of it, its charge beside
 that of the run alone. Nothing else.
 """
 
@@ -34,7 +34,7 @@ from dpfy.tuning.terms import TrialSplit
 
 MODEL = "model.safetensors"
 MOST_SHOWN = 200
-"""Trials that are repeated on the card; all that may be shown are in trials.jsonl."""
+"""Trials that are repeated in the report; all that may be shown are in trials.jsonl."""
 NONE_MADE = (
     "the number of trials that was drawn is 0, as it may be: no model was trained, and the "
     "released file holds no weights"
@@ -71,7 +71,7 @@ def publish(
     files: Files,
     split: TrialSplit,
 ) -> None:
-    """Write the selected run into the folder, then its card, and erase everything else.
+    """Write the selected run into the folder, then its report, and erase everything else.
 
     Guarantees: nothing of another trial is written but what its payment lets be shown; the times of
     all files are that of the reservation, so that nothing tells how long the search took.
@@ -161,7 +161,7 @@ def counted(claim: Tuning, split: TrialSplit) -> dict[str, Any]:
 
 
 def bill(claim: Tuning, plan: Plan) -> dict[str, Any]:
-    """The bill of the search beside that of the run, and what the same budget would have bought
+    """The charge of the search beside that of the run, and what the same budget would have bought
     without a search.
     """
     whole = figures.Bill(claim.event, claim.adjacency, claim.accountant, claim.delta)
@@ -177,21 +177,21 @@ def bill(claim: Tuning, plan: Plan) -> dict[str, Any]:
         "noise_without_search": untuned,
         "noise_ratio": ratio,
         "words": f"Without a search the same budget would have bought this run with noise "
-        f"{untuned:.4g} in place of "
+        f"{untuned:.4g} instead of "
         f"{plan.noise_multiplier:.4g}, {ratio:.3g} times less: about what {ratio:.3g} times as "
         f"many records would have bought.",
     }
 
 
 def _few(every: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The trials that are repeated on the card: at most `MOST_SHOWN`, the selected one first."""
+    """The trials that are repeated in the report: at most `MOST_SHOWN`, the selected one first."""
     return sorted(every, key=lambda row: not row["selected"])[:MOST_SHOWN]
 
 
 def _rows(
     claim: Tuning, found: SelectedTrial | None, rows: Mapping[int, TrialResult]
 ) -> list[dict[str, Any]]:
-    """Every trial that may be published: all of a search that is billed trial by trial, else the
+    """Every trial that may be published: all of a search that is charged trial by trial, else the
     selected one alone.
     """
     if claim.payment.random:

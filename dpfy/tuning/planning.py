@@ -40,7 +40,7 @@ CONSIDER = {
     RANDOM: "the best trial is released; how many there were is never known",
     COMPOSITION: "every trial may be shown; the only way for searches that look at scores, or "
     "prune",
-    NOISY_MAX: "every trial is billed, and one of the best is chosen by records held out, billed "
+    NOISY_MAX: "every trial is charged, and one of the best is chosen by records held out, charged "
     "once",
     SUBSET: "trials see a part of the records; one more run on all of them, with settings that "
     "were scaled",

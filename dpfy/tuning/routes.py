@@ -2,9 +2,9 @@
 all of it.
 
 random       the best of a random number of trials (Papernot & Steinke 2022): settings drawn
-independently, the number never shown composition  every trial is billed: settings may follow from
-the scores of earlier ones, and all trials may be shown noisy-max    the trials are billed, and the
-winner is drawn by the exponential mechanism on private validation records, billed once subset
+independently, the number never shown composition  every trial is charged: settings may follow from
+the scores of earlier ones, and all trials may be shown noisy-max    the trials are charged, and the
+winner is drawn by the exponential mechanism on private validation records, charged once subset
 a random search on a Poisson sample of the records, then one run on all of them with the settings
 that it found, scaled
              (Koskela & Kulkarni 2023)
@@ -60,7 +60,7 @@ class SearchRoute:
     a random number.
 
     `adaptive` is for composition: settings may follow from earlier scores. `pruned`: a trial may be
-    ended early by what it has released, and is billed for that; then a Rényi filter holds the sum
+    ended early by what it has released, and is charged for that; then a Rényi filter holds the sum
     below that of `trials` whole ones. `sample` is the rate of a subset.
     """
 
@@ -101,7 +101,7 @@ class SearchRoute:
         if self.route == NOISY_MAX and self.score != HELD_OUT:
             way_out = (
                 "hold records out for it (score held-out), or choose random or composition, where "
-                "scores are free or billed"
+                "scores are free or charged"
             )
             raise Unsupported(f"noisy max over scores of {self.score} records", way_out)
         if self.route == SUBSET:
@@ -148,7 +148,7 @@ class SearchRoute:
 
         `runs` are what trials may do, one event for each kind; `finals` what the run on all records
         may do after a search on a subset; `counts` how many trials of each kind are made, where
-        that is known beforehand.
+        that is known in advance.
         """
         within = score if self.score == TRAINED_ON else None
         training = self._training(
@@ -170,7 +170,7 @@ class SearchRoute:
         it.
 
         Under a filter trials, and steps of trials, are chosen and ended with sight of earlier
-        outputs. At each order their divergences add up (Feldman & Zrnic 2021), and a trial is begun
+        outputs. At each order their divergences add up (Feldman & Zrnic 2021), and a trial is started
         only if all of it keeps the sum at or below that of `trials` whole ones.
         """
         if self.random:
@@ -286,12 +286,12 @@ def _calibrated(
     finals: tuple[Recipe, ...],
     counts: tuple[int, ...],
 ) -> CalibratedSearch:
-    """A bill takes long to compute: the same search is calibrated once a process."""
+    """A charge takes long to compute: the same search is calibrated once a process."""
     if not 1 <= len(recipes) <= MOST_KINDS:
         raise InvalidInput(
             "search",
             f"{len(recipes)} kinds of trials",
-            f"settings that change the bill may be combined in at most {MOST_KINDS} ways",
+            f"settings that change the charge may be combined in at most {MOST_KINDS} ways",
         )
     for recipe in (*recipes, *finals):
         check.integer("steps", recipe.steps, most=MOST_STEPS)
@@ -365,7 +365,7 @@ def _each(
     payment: SearchRoute,
 ) -> list[float]:
     """The noise of each kind by itself. One is sought where the one before it was found, or, where
-    a bill takes long to compute, near that of a law that is quick.
+    a charge takes long to compute, near that of a law that is quick.
     """
     found: list[float] = []
     for kind in range(kinds):

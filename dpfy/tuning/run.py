@@ -1,4 +1,4 @@
-"""A search from its terms to the run folder: plan, reserve, draw, try, select, card. In this
+"""A search from its terms to the run folder: plan, reserve, draw, try, select, report. In this
 order.
 """
 
@@ -130,19 +130,19 @@ def tune(
     engine: SearchEngine | None = None,
     work: Execution | None = None,
 ) -> Tuned:
-    """Search for settings on private data, and release the best trial: a run folder whose card
+    """Search for settings on private data, and release the best trial: a run folder whose report
     covers the search.
 
     `objective` trains by `trial.plan` in `trial.run` (:func:`dpfy.fit` takes both) and returns a
     score, larger is better. `recipe` says, for settings and a number of records, what a trial does
     to the data; the noise is added here, so that everything together costs what `terms` say.
-    Settings that change the bill (batch size, steps) are lists. Where an engine draws settings
+    Settings that change the charge (batch size, steps) are lists. Where an engine draws settings
     while a trial runs, `space` is None and `recipe` a list: what trials may do, one recipe for each
-    bill; the trial then asks for `trial.planned(recipe)`.
+    charge; the trial then asks for `trial.planned(recipe)`.
 
     Guarantees: the whole event is reserved before the first trial; every trial is made under a
     permit for one of the events in it. What is not covered by a theorem is refused. A search that
-    was killed is resumed to the same selection; nothing but it leaves the folder.
+    was killed is resumed to the same selection; only it leaves the folder.
     """
     where, work = Space.read(space) if isinstance(space, Mapping) else space, work or Execution()
     place = Run.of(run)
@@ -447,7 +447,7 @@ class Drawn(Protocol):
 
 
 def drawn(claim: Drawn, permit: Permit, randomness: Randomness) -> int:
-    """How many trials a search makes: drawn exactly from the law that is billed, from the search's
+    """How many trials a search makes: drawn exactly from the law that is charged, from the search's
     secret, under its permit.
     """
     bits = source(claim.event, permit, randomness, 0)

@@ -1,4 +1,4 @@
-"""A trial's own folder, among the secrets of the search: a training without card and ledger, that
+"""A trial's own folder, among the secrets of the search: a training without report and ledger, that
 publishes nothing.
 
     checkpoint/trials/000004/ (0700)   state.safetensors  steps.jsonl ...  model.safetensors
@@ -39,7 +39,7 @@ from dpfy.training.run import TRAINING, TrainingRun
 from dpfy.tuning.space import Settings
 
 TOLD, LOCK = "told.json", "lock"
-ONE_TRIAL = "one trial of a search: what the whole search costs stands on its card"
+ONE_TRIAL = "one trial of a search: what the whole search costs is in its report"
 WORST = -math.inf
 NAMES = (*TrainingClaim.artefacts, TOLD)
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -47,7 +47,7 @@ NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class _Alone:
-    """What training asks of a ledger: that of one trial by itself, which is no bill."""
+    """What training asks of a ledger: that of one trial by itself, which is no charge."""
 
     plan: Plan
 
@@ -124,7 +124,7 @@ class SealedRun(TrainingRun):
         return self.begun
 
     def note_begun(self) -> None:
-        """The search has begun, in every ledger, before its first trial."""
+        """The search has started, in every ledger, before its first trial."""
 
     def begin(self, name: str) -> Permit:
         """The right to make this trial's steps; nothing else was reserved for it."""
@@ -137,17 +137,17 @@ class SealedRun(TrainingRun):
         return self.permit
 
     def begin_evaluation(self) -> Permit:
-        """Refused: the score of a trial is part of the search's bill."""
+        """Refused: the score of a trial is part of the search's charge."""
         raise Unsupported(
-            "a billed evaluation inside of a trial",
+            "a charged evaluation inside of a trial",
             "score it (trial.count), which the search pays for",
         )
 
     def settle(self, name: str, made: int) -> None:
-        """No trial is billed for less than its plan, but by the search."""
+        """No trial is charged for less than its plan, but by the search."""
 
     def tell(self, name: str, **facts: Any) -> None:
-        """What a card would tell of this training, if it is the one that is selected."""
+        """What a report would tell of this training, if it is the one that is selected."""
         self.told.setdefault(name, {}).update(facts)
 
     def write(self, name: str, content: bytes) -> Path:
@@ -203,7 +203,7 @@ class SealedRun(TrainingRun):
 
 @dataclass(frozen=True)
 class TrialReport:
-    """What a trained trial has to tell: its plan, its section of a card, where and how it ran, and
+    """What a trained trial has to tell: its plan, its section of a report, where and how it ran, and
     how many steps it made.
     """
 
@@ -249,7 +249,7 @@ def held(place: Path) -> Iterator[None]:
 @dataclass(frozen=True)
 class TrialRights:
     """Where trials get their rights and their secrets: the search's run folder; None where the data
-    is public and nothing is billed.
+    is public and nothing is charged.
     """
 
     ledger: Path | None

@@ -150,7 +150,7 @@ class SearchEngine(Protocol):
 
     @property
     def name(self) -> str:
-        """What the card calls it."""
+        """What the report calls it."""
 
     @property
     def adaptive(self) -> bool:
@@ -225,7 +225,7 @@ class Processes:
         require_workers(self.workers)
 
     def rows(self, tasks: Iterable[TrialTask]) -> Iterator[tuple[TrialTask, TrialResult]]:
-        """As they end; no more are begun ahead than there are workers, but for one."""
+        """As they end; no more are started ahead than there are workers, but for one."""
         context = multiprocessing.get_context("spawn")
         executor = ProcessPoolExecutor(
             self.workers, context, _attend, (os.getpid(), _threads(self.workers))

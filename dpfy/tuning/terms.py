@@ -206,8 +206,8 @@ class TrialKinds:
         """The kinds of a space.
 
         Guarantees: every listed value is tried, in all combinations where they are few, and every
-        range at its ends and between; what could not be trained or billed is refused here. A range
-        that changes the bill is refused: its values must be listed, so that each has its own noise.
+        range at its ends and between; what could not be trained or charged is refused here. A range
+        that changes the charge is refused: its values must be listed, so that each has its own noise.
         """
         costly = _costly(space, lambda settings: _bill(settings, trial, final))
         for name in costly:
@@ -246,7 +246,7 @@ class TrialKinds:
         """What a trial with these settings does, or the run on all records; None where it says so
         itself.
 
-        Guarantees: its bill is that of one of the kinds.
+        Guarantees: its charge is that of one of the kinds.
         """
         if (self.final if final else self.trial) is None:
             return None
@@ -262,7 +262,7 @@ class TrialKinds:
         place = self._places.get(tuple(recipe.event(1.0) for recipe in recipes))
         if place is None:
             raise Unsupported(
-                "a combination of settings with a bill that nothing was reserved for",
+                "a combination of settings with a charge that nothing was reserved for",
                 "list the values of all settings that change it",
             )
         return place
@@ -286,7 +286,7 @@ def _many(space: Space, names: Sequence[str]) -> int:
 
 
 def _costly(space: Space, bill: Callable[[Settings], TrialEvents]) -> list[str]:
-    """The names whose values change the bill, all others at their first or all at their last."""
+    """The names whose values change the charge, all others at their first or all at their last."""
     firsts, lasts = ({name: d.ends()[k] for name, d in space.dimensions.items()} for k in (0, -1))
     found: list[str] = []
     for (name, d), others in product(space.dimensions.items(), (firsts, lasts)):

@@ -101,7 +101,7 @@ class Trial:
         """The plan of a recipe, with the noise of its kind; for searches whose trials find their
         settings while they run. Once a trial.
 
-        Guarantees: a recipe whose bill is none of those that the search reserved is refused, and so
+        Guarantees: a recipe whose charge is none of those that the search reserved is refused, and so
         is one for another unit or adjacency.
         """
         task, bill = self._task, _bill(recipe)
@@ -111,7 +111,7 @@ class Trial:
         if place is None:
             raise InvalidInput(
                 "trial",
-                "settings with another bill",
+                "settings with another charge",
                 "nothing was reserved for it: name it among the kinds of trials",
             )
         kind = task.kinds[place]
@@ -236,7 +236,7 @@ class Trial:
         ``model(users.flat[0]).argmax(1) == users.flat[1]``. A user then counts once, with the share
         of their records that is right, in hundredths.
 
-        Guarantees: one unit adds between 0 and 1 to the score, which is what is billed. The score
+        Guarantees: one unit adds between 0 and 1 to the score, which is what is charged. The score
         has noise where it is released, and is exact where the exponential mechanism will choose
         among scores that nobody else sees. Refused where the search reserved nothing.
         """
@@ -349,7 +349,7 @@ class TrialTask:
         score that is not a number is the worst.
 
         Guarantees: made again after a crash it is the same trial, bit for bit, as far as the
-        objective depends on nothing but its trial, the data and the generators of Python, NumPy and
+        objective depends on only its trial, the data and the generators of Python, NumPy and
         torch.
         """
         with held(self.place):
@@ -386,7 +386,7 @@ class TrialTask:
         except Pruned:
             if self.prune is None:
                 raise TrialFailed(
-                    "a trial was pruned in a search that bills whole trials; pay by composition, "
+                    "a trial was pruned in a search that charges whole trials; pay by composition, "
                     "with pruning"
                 ) from None
             raise

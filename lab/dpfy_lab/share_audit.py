@@ -39,7 +39,7 @@ class SharesEstimate:
             return None
         return (
             f"the noise of a sum is that of {self.shares:.2f} shares (at most {self.high:.2f}), "
-            f"where {least} are billed"
+            f"where {least} are charged"
         )
 
 

@@ -63,7 +63,7 @@ def test_a_card_by_itself_has_a_page(run, tmp_path):
     (tmp_path / "alone").mkdir()
     card = shutil.copy(run / "privacy.json", tmp_path / "alone" / "privacy.json")
     assert call("report", card).exit_code == 0
-    assert "Privacy card" in (tmp_path / "alone" / "report.html").read_text()
+    assert "Privacy report" in (tmp_path / "alone" / "report.html").read_text()
 
 
 def test_bad_input_is_a_typed_error(run, tmp_path):

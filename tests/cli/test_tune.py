@@ -200,7 +200,7 @@ def test_a_search_that_was_stopped_is_resumed_from_its_folder_alone(capsys, tmp_
             "give epsilon",
         ),
         ([*FAST, *OVER, "--set", "data.test=withheld", "--score", "public"], "not declared public"),
-        ([*FAST, *OVER, "--set", "data.test=billed"], "billed evaluation beside a search"),
+        ([*FAST, *OVER, "--set", "data.test=billed"], "charged evaluation beside a search"),
         ([*FAST, *OVER, "--set", "training.stopping=3"], "end early"),
         (["--resume", *FAST, *OVER], "needs --out"),
         (

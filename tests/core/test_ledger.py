@@ -322,9 +322,9 @@ def test_what_has_begun_or_was_reserved_for_good_is_never_given_back(tmp_path):
     ledger = Ledger.open(tmp_path / "ledger.jsonl")
     tuning = ledger.reserve("tuning: 3 candidates", STEP)
     training = ledger.begin(ledger.reserve("training", STEP, 5, returnable=True))
-    with pytest.raises(InvalidInput, match="reserved for good"):
+    with pytest.raises(InvalidInput, match="reserved permanently"):
         ledger.void(tuning, "never happened")
-    with pytest.raises(InvalidInput, match="has begun"):
+    with pytest.raises(InvalidInput, match="has started"):
         ledger.void(training, "never happened")
     ledger.finish(training, steps=5, card="0" * 64, files={})
     with pytest.raises(InvalidInput, match="may follow the end"):
@@ -412,12 +412,12 @@ def test_the_reader_judges_the_lines_whoever_wrote_them(tmp_path):
     void = {"type": "void", "entry": permit.entry, "reason": "never happened"}
     end = {"type": "finish", "entry": permit.entry, "steps": 1, "card": "0" * 64, "files": {}}
     for wrong, rule in [
-        ([void], "has begun"),
-        ([{**void, "entry": tuning.entry}], "reserved for good"),
+        ([void], "has started"),
+        ([{**void, "entry": tuning.entry}], "reserved permanently"),
         ([{**void, "entry": "0" * 16}], "not an open reservation"),
         ([end, {**end, "card": "1" * 64}], "may follow the end"),
         ([end, void], "may follow the end"),
-        ([{**end, "entry": "0" * 16}], "has begun"),
+        ([{**end, "entry": "0" * 16}], "has started"),
         ([{**end, "files": {"../../etc/passwd": "0" * 64}}], "must match"),
         ([{"type": "attach", "files": {}}], "finished run only"),
         ([{"type": "sampling", "done": "once", "most": 1}], "must be one of"),
@@ -633,7 +633,7 @@ def test_it_is_never_billed_for_less_than_was_made_or_for_what_was_not_named(
 
 def test_it_is_settled_once_and_after_it_began(tmp_path):
     ledger, permit = stoppable(tmp_path / "l.jsonl")
-    with pytest.raises(InvalidInput, match="has begun"):
+    with pytest.raises(InvalidInput, match="has started"):
         ledger.settle(permit, made=3, billed=10)
     ledger.begin(permit)
     ledger.settle(permit, made=13, billed=20)
@@ -699,12 +699,12 @@ def test_a_forked_process_makes_no_release_and_one_that_was_sent_the_permit_does
 def test_a_begun_reservation_keeps_its_place_and_a_run_ends_once(tmp_path):
     ledger = Ledger.open(tmp_path / "ledger.jsonl")
     permit = ledger.reserve("count", GAUSSIAN, returnable=True)
-    with pytest.raises(InvalidInput, match="has begun"):
+    with pytest.raises(InvalidInput, match="has started"):
         ledger.end(permit.entry, "a" * 64)
     ledger.begin(permit, "1" * 32)
     ledger.begin(permit, "1" * 32)
     before = (tmp_path / "ledger.jsonl").read_bytes()
-    with pytest.raises(Unsupported, match="begun in another folder"):
+    with pytest.raises(Unsupported, match="started in another folder"):
         ledger.begin(permit, "2" * 32)
     assert (tmp_path / "ledger.jsonl").read_bytes() == before
     ledger.end(permit.entry, "a" * 64)

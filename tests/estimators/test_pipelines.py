@@ -160,7 +160,7 @@ def test_a_column_transformer_with_public_categories():
     assert made.score(table, y) > 0.75
     rows = {r["what"]: r for r in made[-1].report_["sections"][0]["assumptions"]}
     said = rows["steps before the fit"]
-    assert said["done"] == "OneHotEncoder, FunctionTransformer (stated by the caller)"
+    assert said["done"] == "OneHotEncoder, FunctionTransformer (declared by the caller)"
     assert said["holds"] == "stated"
 
 

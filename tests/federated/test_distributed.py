@@ -102,7 +102,7 @@ def test_rounds_leave_a_verified_card_that_says_who_is_trusted(
     assert "wraps around with a probability of at most" in part["mechanism"]["noise"]
     rows = {row["what"]: row for row in part["assumptions"]}
     assert rows["secure aggregation"]["holds"] == "no"
-    assert ("in place of the clients" in rows["secure aggregation"]["done"]) != messages
+    assert ("instead of the clients" in rows["secure aggregation"]["done"]) != messages
     assert "fewer than 16" in rows["honest clients"]["done"]
 
 

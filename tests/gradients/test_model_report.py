@@ -47,7 +47,7 @@ def test_problems_and_strays_are_named() -> None:
     assert any("BatchNorm1d" in problem and "GroupNorm" in problem for problem in found.problems)
     assert {view.path: view.route for view in found.layers}[
         "2"
-    ] == "taken apart where examples are separate"
+    ] == "split where examples are separate"
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert not any(m._forward_hooks for m in model.modules())
 

@@ -589,7 +589,7 @@ def test_what_inspection_says() -> None:
     assert view.plain == 3.0 * 2 * T * sum(
         p.numel() for p in KINDS["lstm"]().parameters() if p.dim() > 1
     )
-    assert "taken apart" not in view.route
+    assert "split" not in view.route
 
 
 def test_kernels_count_far_steps_without_overflow(monkeypatch: pytest.MonkeyPatch) -> None:

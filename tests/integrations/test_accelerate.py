@@ -141,13 +141,13 @@ def test_bfloat16_is_that_of_level_two_bit_for_bit(tmp_path, name):
 
 
 def test_a_break_ends_a_run_that_may_end(tmp_path):
-    with pytest.warns(UserWarning, match="ended after 3 of 6 steps, 4 billed"):
+    with pytest.warns(UserWarning, match="ended after 3 of 6 steps, 4 charged"):
         script(tmp_path, stop=3, plan=tiny.MAY_STOP)
     tiny.check_ended(tmp_path, 3)
 
 
 def test_a_break_leaves_any_other_run_to_be_resumed(tmp_path):
-    with pytest.warns(UserWarning, match="unfinished, 3 of 6 steps made, all 6 billed"):
+    with pytest.warns(UserWarning, match="unfinished, 3 of 6 steps made, all 6 charged"):
         script(tmp_path, stop=3)
     assert tiny.same(script(tmp_path, load=True), tiny.level_two(tmp_path, "bert"))
 

@@ -408,7 +408,7 @@ def test_an_early_stop_ends_the_run_and_is_told(tmp_path, settings, steps, bille
     def stop(args, state, control, given):
         control.should_training_stop = True
 
-    with pytest.warns(UserWarning, match=f"ended after {steps} of 6 steps, {billed} billed"):
+    with pytest.warns(UserWarning, match=f"ended after {steps} of 6 steps, {billed} charged"):
         out = trainer(tmp_path, callbacks=[At(steps, stop)], **settings).train()
     assert out.global_step == steps
     assert out.metrics["epsilon"] == tiny.check_ended(tmp_path, steps, billed)
@@ -463,7 +463,7 @@ def test_the_card_is_in_the_model_card(tmp_path):
     mine.train()
     mine.save_model()
     page = (tmp_path / "out/README.md").read_text()
-    assert "# Privacy card" in page
+    assert "# Privacy report" in page
     assert page.count("dpfy: begin") == 1
     assert (tmp_path / "out/privacy.json").read_bytes() == (
         tmp_path / "run/privacy.json"

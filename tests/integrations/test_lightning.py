@@ -354,7 +354,7 @@ def stop(trainer: Any, *given: Any) -> None:
 
 @pytest.mark.parametrize(("plan", "steps", "billed"), [(tiny.plan(), 4, 6), (tiny.MAY_STOP, 3, 4)])
 def test_an_early_stop_ends_the_run_and_is_told(tmp_path, plan, steps, billed):
-    with pytest.warns(UserWarning, match=f"ended after {steps} of 6 steps, {billed} billed"):
+    with pytest.warns(UserWarning, match=f"ended after {steps} of 6 steps, {billed} charged"):
         fit(tmp_path, callbacks=[At(steps, stop)], val=False, strategy={"plan": plan})
     tiny.check_ended(tmp_path, steps, billed)
 

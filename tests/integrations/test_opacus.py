@@ -95,7 +95,7 @@ def test_secure_mode_is_exact_noise_and_modes_are_engines():
     [
         (
             {"poisson_sampling": False},
-            "poisson_sampling=False is not supported; its bill is not that of Poisson batches",
+            "poisson_sampling=False is not supported; its charge is not that of Poisson batches",
         ),
         ({"batch_first": False}, "batch_first=False is not supported; put the examples first"),
         ({"loss_reduction": "sum"}, "loss_reduction: got 'sum'"),

@@ -72,7 +72,7 @@ def test_wrong_pairs_are_refused_before_the_permit_is_spent(mechanism, bound, wo
 
 
 def test_more_than_the_billed_sensitivity_is_refused():
-    with pytest.raises(InvalidInput, match="sensitivity that is billed, 2"):
+    with pytest.raises(InvalidInput, match="sensitivity that is charged, 2"):
         DiscreteLaplaceMechanism(1.0, 2).release(
             Bounded(1, Bound.scalar(3.0)), mock_permit(DiscreteLaplaceMechanism(1.0, 2).event, 1)
         )

@@ -184,7 +184,7 @@ def test_a_stream_ends_with_its_answers_and_its_permit():
     short.ask(Bounded(0, ONE))
     with pytest.raises(InvalidInput, match="covers 1 releases"):
         short.ask(Bounded(0, ONE))
-    with pytest.raises(InvalidInput, match="at most 1, which is billed"):
+    with pytest.raises(InvalidInput, match="at most 1, which is charged"):
         mechanism.open(mock_permit(mechanism.event, 5), SECRET).ask(Bounded(0, Bound.scalar(2.0)))
 
 

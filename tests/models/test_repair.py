@@ -134,7 +134,7 @@ def test_what_cannot_be_repaired_is_one_line():
         dpfy.repair(nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6)), statistics="ImageNet")
     with pytest.raises(Unsupported, match="keeping statistics that it does not have"):
         dpfy.repair(nn.BatchNorm2d(6, track_running_stats=False), statistics="ImageNet")
-    with pytest.raises(InvalidInput, match="statistics: got None; must say in words"):
+    with pytest.raises(InvalidInput, match="statistics: got None; must say"):
         dpfy.repair(pretrained(), public=PUBLIC)
     with pytest.raises(InvalidInput, match="statistics: got ''; must be one line"):
         dpfy.repair(pretrained(), statistics="")
@@ -185,7 +185,7 @@ def test_frozen_statistics_are_kept_in_every_mode_and_the_card_says_whose_they_a
     row = next(row for row in card["accounting"]["assumptions"] if row["what"] == "normalisation")
     assert (row["holds"], row["done"]) == (
         "stated",
-        "stated by the caller: public pretraining, 80 pictures",
+        "declared by the caller: public pretraining, 80 pictures",
     )
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
     assert "public pretraining" in (tmp_path / "run" / "report.html").read_text()

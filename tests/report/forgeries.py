@@ -420,10 +420,10 @@ FORGERIES: dict[str, tuple[Attack, str, str, str, str]] = {
         STATED, STATED, REFUSED, REFUSED),
     # pages
     "report.md": (page("report.md", lambda t: t.replace("# Privacy "
-                                                        "card", f"# Privacy card\n\n{FALSE}"), None), *[REFUSED] * 4),
+                                                        "report", f"# Privacy report\n\n{FALSE}"), None), *[REFUSED] * 4),  # noqa: E501
     "report.md, other "
     "version": (page("report.md", lambda t: t.replace("# Privacy "
-                                                      "card", f"# Privacy card\n\n{FALSE}")), *[REFUSED] * 4),
+                                                      "report", f"# Privacy report\n\n{FALSE}")), *[REFUSED] * 4),
     "report.html, other "
     "version": (page("report.html", lambda t: t.replace("</body>", f"<p>{FALSE}</p></body>")), *[REFUSED] * 4),
     "a number of report.html in pieces, other version": (
@@ -432,7 +432,7 @@ FORGERIES: dict[str, tuple[Attack, str, str, str, str]] = {
         page("report.html", lambda t: t.replace("</style>", "body::before{content:'epsilon 0.01'}</style>")), *[REFUSED] * 4),  # noqa: E501
     "words of report.md, other version": (
         page("report.md", lambda t: t.replace("# Privacy "
-                                              "card", "# Privacy card\n\nNothing "
+                                              "report", "# Privacy report\n\nNothing "
                                                       "leaks.")), NAMED, NAMED, REFUSED, REFUSED),
     "epsilon in metrics.jsonl": (metrics_epsilon, *[REFUSED] * 4),
     "accuracy in metrics.jsonl": (metrics_accuracy, STATED, STATED, REFUSED, REFUSED),
@@ -475,7 +475,7 @@ FORGERIES: dict[str, tuple[Attack, str, str, str, str]] = {
     "the reservation given back": (voided, *[REFUSED] * 4),
     "a second end": (second_end, *[REFUSED] * 4),
     "a note": (noted, STATED, STATED, REFUSED, REFUSED),
-    "every file anew, with more noise": (quieter, STATED, REFUSED, REFUSED, REFUSED),
+    "every file again, with more noise": (quieter, STATED, REFUSED, REFUSED, REFUSED),
     "every file of another run": (same_plan, STATED, REFUSED, REFUSED, REFUSED),
     "signed by an unknown key": (other_signer, STATED, STATED, REFUSED, REFUSED),
 }  # fmt: skip

@@ -419,7 +419,7 @@ def test_front_matter_says_what_the_card_says(made):
         assert float(claim["epsilon"].lstrip(".")) >= value(card["guarantee"]["epsilon"])
         assert float(claim["delta"]) == card["guarantee"]["delta"]
         assert json.loads(claim["unit"]) == card["unit"]["name"]
-        assert body.lstrip().startswith("# Privacy card")
+        assert body.lstrip().startswith("# Privacy report")
 
 
 def test_reports_give_nothing_away(tmp_path):

@@ -79,7 +79,7 @@ def test_a_forgery_is_refused_or_stated(known, tmp_path, name, level):
     if (
         due == STATED and name not in SAYS
     ):  # all of it may be another run, or no reader is told of the line
-        assert name == "a note" or (level == "nothing" and "all of it anew" in verdict.level.open)
+        assert name == "a note" or (level == "nothing" and "all of it again" in verdict.level.open)
 
 
 def test_there_are_enough_forgeries():

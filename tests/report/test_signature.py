@@ -94,8 +94,8 @@ def test_a_full_rewrite_verifies_without_a_key_and_not_with_one(run, key, tmp_pa
     other = runs.fit(tmp_path / "other", runs.plain_plan(20.0))
     assert failing(other) == {}
     (other / signature.NAME).write_bytes(signed)
-    assert "another card" in failing(other, keys=[public(key)])["signed by the keys given"]
-    assert "another card" in failing(other)["signature"]
+    assert "another report" in failing(other, keys=[public(key)])["signed by the keys given"]
+    assert "another report" in failing(other)["signature"]
 
 
 def test_a_fact_changed_with_the_chain_made_anew_is_found_by_the_key(run, key):
@@ -103,9 +103,9 @@ def test_a_fact_changed_with_the_chain_made_anew_is_found_by_the_key(run, key):
     card = forge.card_of(run)
     card["sections"][0]["utility"]["test_accuracy"] = 0.999
     forge.conform(run, card)
-    assert set(failing(run)) == {"pages say what the card says", "signature"}
+    assert set(failing(run)) == {"pages say what the report says", "signature"}
     assert set(failing(run, keys=[public(key)])) == {
-        "pages say what the card says",
+        "pages say what the report says",
         "signed by the keys given",
     }
 

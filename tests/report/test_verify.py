@@ -204,7 +204,7 @@ def test_left_over_secrets_are_found(run):
 
 
 def test_what_is_no_run(tmp_path):
-    with pytest.raises(InvalidInput, match="is not a folder, nor a card"):
+    with pytest.raises(InvalidInput, match="is not a folder, nor a report"):
         verify(tmp_path / "nowhere")
     with pytest.raises(InvalidInput, match="holds no dpfy run"):
         verify(tmp_path)
@@ -222,7 +222,7 @@ def failing(run):
     return {f.what: f.detail for f in failed(run)}
 
 
-CLAIM = "card and plan state what the ledger reserves"
+CLAIM = "report and plan state what the ledger reserves"
 
 
 @pytest.mark.parametrize(
@@ -262,9 +262,9 @@ def test_with_the_ledger_untouched_no_fact_can_be_changed(run):
     ):  # fmt: skip
         whole = (run / "privacy.json").read_bytes()
         edit(run, path, value)
-        assert "privacy.json is not the card" in failing(run)["ledger and card belong together"], (
-            path
-        )
+        assert (
+            "privacy.json is not the report" in failing(run)["ledger and report belong together"]
+        ), path
         (run / "privacy.json").write_bytes(whole)
     assert (run / "ledger.jsonl").read_bytes() == ledger
     assert failed(run) == []
@@ -299,7 +299,7 @@ def test_a_void_after_the_beginning_is_found(run):
         bodies.insert(-1, {"type": "void", "entry": entry, "reason": "nothing was released"})
 
     forge.rechain(run / "ledger.jsonl", void)
-    assert "has begun" in failing(run)["ledger.jsonl"]
+    assert "has started" in failing(run)["ledger.jsonl"]
 
 
 def test_through_the_interface_nothing_of_a_finished_run_can_be_taken_back(tmp_path):
@@ -468,14 +468,14 @@ def test_the_end_is_that_of_the_training(run):
         bodies[-1]["entry"] = entry
 
     forge.conform(run, forge.card_of(run), other)
-    assert "something else ended" in failing(run)["ledger and card belong together"]
+    assert "something else ended" in failing(run)["ledger and report belong together"]
 
 
 def test_the_bill_in_the_ledger_of_the_data_set_is_found_there(run, tmp_path):
     people = tmp_path / "people.jsonl"
     billed = make_run(dpfy.Run(tmp_path / "billed", ledger=people)).path
     other = make_run(dpfy.Run(tmp_path / "other", ledger=tmp_path / "others.jsonl")).path
-    what = "billed in the ledger of the data set"
+    what = "charged in the ledger of the data set"
 
     def judged(place, ledger):
         return next(f for f in verify(place, ledger=ledger) if f.what == what)
@@ -490,7 +490,7 @@ def test_the_bill_in_the_ledger_of_the_data_set_is_found_there(run, tmp_path):
     forge.rechain(
         people, lambda bodies: bodies.__delitem__(slice(-2, None))
     )  # its end, and that it began
-    assert "begun" in judged(billed, people).detail
+    assert "started" in judged(billed, people).detail
     assert not judged(billed, tmp_path / "nowhere.jsonl").holds
     with pytest.raises(InvalidInput, match="--ledger"):
         verify(billed / "privacy.json", ledger=people)
@@ -504,14 +504,14 @@ def test_the_end_in_the_ledger_of_the_data_set_is_that_of_this_card(tmp_path):
         return next(
             f
             for f in verify(run, ledger=people)
-            if f.what == "billed in the ledger of the data set"
+            if f.what == "charged in the ledger of the data set"
         )
 
     assert judged().status == "ok"
     forge.rechain(people, lambda bodies: bodies[-1].update(card="0" * 64))
     assert not judged().holds
     assert "people.jsonl says that the run of entry" in judged().detail
-    assert "ended with another card than privacy.json" in judged().detail
+    assert "ended with another report than privacy.json" in judged().detail
     forge.rechain(people, lambda bodies: bodies.pop())
     assert judged().status == "not checked"
     assert "does not say that the run ended" in judged().detail

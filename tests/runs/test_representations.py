@@ -170,3 +170,44 @@ def test_no_refusal_shows_a_value(what, tmp_path, monkeypatch):
         REFUSED[what](Dataset(FRAME, SCHEMA))
     assert WORD not in str(refused.value)
     assert "4711" not in str(refused.value)
+
+
+SHOWN_IN_NOTEBOOKS = {
+    "guarantee": (lambda found: dpfy_plan().guarantee(), ("epsilon at delta", "neighbours")),
+    "plan": (lambda found: dpfy_plan(), ("noise multiplier", "4 of 20")),
+    "choice": (lambda found: dpfy.auto(20, 4, epochs=1, epsilon=1.0, delta=1e-3), ("dp-sgd",)),
+    "result": (lambda found: found, ("differential privacy", "queried")),
+    "answers": (lambda found: found.answers, ("mean(age)", "95% interval")),
+    "ledger": (
+        lambda found: dpfy.Ledger.read(found.run / "ledger.jsonl"),
+        ("Ledger ledger.jsonl", "<td>1</td>"),
+    ),
+}
+
+
+def dpfy_plan():
+    return dpfy.dpsgd(records=20, batch_size=4, steps=2).with_noise(1.0, delta=1e-3)
+
+
+@pytest.fixture(scope="module")
+def queried(tmp_path_factory):
+    """Statistics of the table with the planted word and number."""
+    data = Dataset(FRAME, SCHEMA)
+    run = tmp_path_factory.mktemp("shown") / "queried"
+    return dpfy.query(data, "mean(age) by job", epsilon=1.0, delta=0, run=run)
+
+
+@pytest.mark.parametrize("what", SHOWN_IN_NOTEBOOKS)
+def test_notebooks_show_a_table_without_private_values(what, queried):
+    made, parts = SHOWN_IN_NOTEBOOKS[what]
+    shown = made(queried)._repr_html_()
+    assert shown.count("<") == shown.count(">")
+    assert [part for part in parts if part not in shown] == []
+    assert WORD not in shown
+    assert "4711" not in shown
+
+
+def test_tables_of_notebooks_are_escaped():
+    from dpfy.core.guarantee import html_table
+
+    assert "<script>" not in html_table("<script>", [("<script>", "<script>")])

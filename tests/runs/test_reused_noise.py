@@ -361,7 +361,7 @@ def test_11_the_shared_ledger_knows_the_folder(tmp_path, monkeypatch):
             body.pop("place", None)
 
     forge.rechain(copy / "ledger.jsonl", unplaced)
-    refused(copy, Unsupported, r"people\.jsonl says was begun in another folder", ledger=people)
+    refused(copy, Unsupported, r"people\.jsonl says was started in another folder", ledger=people)
     assert train(run, ledger=people)
 
 

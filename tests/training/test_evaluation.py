@@ -113,7 +113,7 @@ def test_a_billed_evaluation_is_part_of_the_guarantee(table, tmp_path, adjacency
     due = accounting.epsilon(whole, 1e-3, adjacency=ledger.adjacency)
     assert card["guarantee"]["epsilon"] == pytest.approx(due, rel=1e-6)
     assert set(card["utility"]) == {"test_accuracy", "test_accuracy_noise"}
-    assert "billed in the ledger" in (tmp_path / "run" / "report.html").read_text()
+    assert "charged in the ledger" in (tmp_path / "run" / "report.html").read_text()
     assert all(f.holds for f in dpfy.verify(tmp_path / "run")), dpfy.verify(tmp_path / "run")
     assert all(f.holds for f in dpfy.verify(tmp_path / "run" / "privacy.json"))
 
@@ -165,7 +165,7 @@ def test_the_words_of_the_command_line(table, tmp_path, capsys):
         (["--set", "data.test=withheld"], "withheld"),
         ([], "withheld"),
         (["--set", "data.test=public"], "declared public"),
-        (["--set", "data.test=billed", "--set", "privacy.test_noise=3"], "billed in the ledger"),
+        (["--set", "data.test=billed", "--set", "privacy.test_noise=3"], "charged in the ledger"),
     ):
         with pytest.raises(SystemExit) as stop:
             main(

@@ -70,7 +70,7 @@ def test_from_the_command_line_to_the_card(tmp_path, capsys):
     rows = [row for row in _rows(card) if row.get("what") == "arithmetic"]
     assert [row["holds"] for row in rows] == ["yes"]
     (out / "plan.json").write_text((out / "plan.json").read_text().replace('"exact"', '"float"'))
-    assert call("verify", str(out)) == 1, "a card of exact noise beside a plan of float noise"
+    assert call("verify", str(out)) == 1, "a report of exact noise beside a plan of float noise"
 
 
 def _rows(value):
@@ -90,7 +90,7 @@ def test_a_plan_says_so_and_old_plans_read_as_they_were():
     assert "noise" not in plain.to_json()["recipe"]
     assert plain.fingerprint() != plan.fingerprint()
     assert plan.epsilon == plain.epsilon, (
-        "the bill is that of the real Gaussian: nothing is added for the bits"
+        "the charge is that of the real Gaussian: nothing is added for the bits"
     )
     with pytest.raises(InvalidInput, match="noise"):
         dpfy.dpsgd(1000, 50, steps=10, noise="exakt")

@@ -86,7 +86,7 @@ def test_a_run_left_before_its_first_step_is_given_back(tmp_path, how):
 def test_a_run_left_after_a_step_stays_billed_and_goes_on(tmp_path):
     with pytest.warns(
         UserWarning,
-        match=r"unfinished, 2 of 4 steps made, all 4 billed;.*secrets are kept.*resume=True",
+        match=r"unfinished, 2 of 4 steps made, all 4 charged;.*secrets are kept.*resume=True",
     ):
         train(tmp_path, leave=2)
     assert billed(tmp_path) == 1

@@ -142,7 +142,7 @@ DAMAGED = [
     (
         forged,
         Corrupt,
-        r"privacy.json: is not the card with which ledger.jsonl says that the run ended",
+        r"privacy.json: is not the report with which ledger.jsonl says that the run ended",
     ),
 ]
 

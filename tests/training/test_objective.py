@@ -189,7 +189,7 @@ def test_an_objective_of_model_and_batch_does_everything_else(tmp_path):
             objective=weighed,
             evaluation=dpfy.PrivateTest((A + 1, B + 1, Y, WEIGHT)),
         )
-    with pytest.raises(InvalidInput, match="stands alone"):
+    with pytest.raises(InvalidInput, match="needs no loss or labels"):
         fit(Two(), (A, B, Y, WEIGHT), tmp_path / "no", objective=weighed, loss="mse")
     assert not (tmp_path / "no").exists()
 

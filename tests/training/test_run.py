@@ -392,7 +392,7 @@ def test_no_step_before_the_beginning_is_written_in_both_ledgers(tmp_path):
         for file in (people, tmp_path / "run" / "ledger.jsonl"):
             ledger = Ledger.read(file)
             assert ledger.book.begun == {ledger.permits()[0].entry}
-            with pytest.raises(InvalidInput, match="has begun"):
+            with pytest.raises(InvalidInput, match="has started"):
                 ledger.void(ledger.permits()[0], "it never happened")
 
 

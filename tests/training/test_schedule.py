@@ -50,7 +50,7 @@ def phase(noise: float, steps: int, rate: float = 0.1) -> events.Event:
 def test_the_event_is_the_phases_one_after_the_other():
     plan = recipe().with_noise(1.25, delta=1e-3)
     assert plan.event == events.Composed((phase(2.5, 8), phase(1.25, 12), phase(1.875, 10)))
-    assert plan.stddev == 1.25 * 0.5, "what is stated is what every step has at least"
+    assert plan.stddev == 1.25 * 0.5, "what is given is what every step has at least"
     full = recipe(batch=small.RECORDS).with_noise(2.0, delta=1e-3)
     mu = math.sqrt(8 / 16 + 12 / 4 + 10 / 9)  # Gaussians compose exactly
     assert full.epsilon == pytest.approx(

@@ -285,7 +285,7 @@ def test_a_plateau_is_named_with_its_metric_and_what_it_did(tmp_path):
     told = schedule_of(tmp_path / "run")
     assert told.startswith("ReduceLROnPlateau(")
     assert "patience=0" in told
-    assert "on validation_loss, public as stated by the caller: 0.1 at step 0" in told
+    assert "on validation_loss, public as declared by the caller: 0.1 at step 0" in told
     assert small.card_of(tmp_path / "run")["recorded"] == "validation_loss"
 
 

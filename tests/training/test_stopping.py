@@ -169,7 +169,7 @@ def test_an_end_that_could_not_be_written_is_told_apart_from_a_run_that_goes_on(
             with pytest.raises(Unsupported, match="stopped"):
                 next(training.batches())
 
-    with pytest.warns(UserWarning, match="ended after 1 steps, but its card is not written"):
+    with pytest.warns(UserWarning, match="ended after 1 steps, but its report is not written"):
         leave()
     again = small.model()
     run = dpfy.Run(tmp_path / "run", resume=True, seed=5)
@@ -188,12 +188,12 @@ def crash(*_: object, **__: object) -> None:
     raise Crash
 
 
-@pytest.mark.parametrize("moment", ["before the data set's ledger", "before the card"])
+@pytest.mark.parametrize("moment", ["before the data set's ledger", "before the report"])
 def test_a_crash_after_the_end_never_bills_less_and_the_resumed_run_ends_there(
     tmp_path, monkeypatch, moment
 ):
     with monkeypatch.context() as patch:
-        if moment == "before the card":
+        if moment == "before the report":
             patch.setattr(RunFolder, "finish", crash)
         else:
             real = Ledger.settle
@@ -208,7 +208,7 @@ def test_a_crash_after_the_end_never_bills_less_and_the_resumed_run_ends_there(
             train(tmp_path, 9)
     assert billed(tmp_path / "run" / "ledger.jsonl") == {"training": (9, 12)}
     assert billed(tmp_path / "people.jsonl") == (
-        {"training": (9, 12)} if moment == "before the card" else {}
+        {"training": (9, 12)} if moment == "before the report" else {}
     )
     copy = tmp_path / "copy"
     shutil.copytree(tmp_path / "run", copy)
@@ -286,7 +286,7 @@ def test_leaving_a_run_that_may_end_says_how(tmp_path):
 
     with pytest.warns(
         UserWarning,
-        match=r"5 of 20 steps made, all 20 billed;.*end it here with finish\(\), billed for 8 "
+        match=r"5 of 20 steps made, all 20 charged;.*end it here with finish\(\), charged for 8 "
         r"steps",
     ):
         leave()

@@ -84,7 +84,7 @@ def _dies(spawn, path, reference, moment: int) -> None:
     died = spawn(path, death=moment)
     if (path / "ledger.jsonl").is_file() and (path / "checkpoint" / "trials").exists():
         ledger = Ledger.read(path / "ledger.jsonl")
-        assert ledger.book.begun, "a trial was made before the search was billed for good"
+        assert ledger.book.begun, "a trial was made before the search was charged permanently"
     if died:
         assert spawn(path) == 0
     assert released(path) == wanted

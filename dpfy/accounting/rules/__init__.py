@@ -2,7 +2,7 @@
 its words, its peer's name.
 
 To add an event: a frozen dataclass and a name in `dpfy.core.events`, and a row in one of the
-families here. The accountants, the card and the contract tests read nothing but the table.
+families here. The accountants, the report and the contract tests read only the table.
 """
 
 from __future__ import annotations

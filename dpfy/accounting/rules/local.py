@@ -17,7 +17,7 @@ from dpfy.core.unit import Adjacency
 LEAST_EPSILON = 1e-8
 """Below, and beyond what `shuffling` can count with, no amplification is claimed."""
 MOST_COUNTED = 10**10
-"""More reports or slots than this are billed as this many, which costs more."""
+"""More reports or slots than this are charged as this many, which costs more."""
 MOST_ATTAINED = 10**8
 """For more of them nothing is said of what is attained."""
 

@@ -262,7 +262,7 @@ def _mixture_within(event: ev.MixtureOfGaussians) -> None:
 
 
 def _noisy_sum(kind: type, **known: Any) -> EventRule:
-    """A sum whose noise is stated in bounds on one unit. dp-accounting writes a release without
+    """A sum whose noise is given in bounds on one unit. dp-accounting writes a release without
     noise as one with noise 0.
     """
     return EventRule(

@@ -130,7 +130,7 @@ class EventRule:
 
     Functions that raise `Unsupported` name the way out; no default claims anything.
 
-    - `words`: the release in words, for the card
+    - `words`: the release in words, for the report
     - `pair`: the dominating pair; `repeats`: those of so many runs, where they are not simply that
       many pairs
     - `poisson`: the pair of the event on a Poisson sample

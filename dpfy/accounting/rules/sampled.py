@@ -390,7 +390,7 @@ def _sampled_row(
 
 
 def _fixed_row(kind: type, how: str, **known: Any) -> EventRule:
-    """A sample of a stated size. What is known of it is about replacing a unit."""
+    """A sample of a given size. What is known of it is about replacing a unit."""
 
     def within(event: FixedSize) -> None:
         numeric_limits.count("source_size", event.source_size)

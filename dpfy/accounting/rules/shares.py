@@ -55,7 +55,7 @@ steps.
 """
 TELLS_ALL = 1e-15
 """The largest chance, for one release, with which the way by a Gaussian may fail; beyond it the
-release is billed by zCDP.
+release is charged by zCDP.
 """
 LEAST_SHARE = 0.5
 """Of discrete Gaussians: smaller ones add up to nothing that is known."""
@@ -152,7 +152,7 @@ def _discrete_repeats(
 
 def _discrete_rho(event: ev.DistributedDiscreteGaussian, adjacency: Adjacency) -> float:
     """Some of the shares are enough: the others may count as anybody's noise on a release that is
-    billed without them.
+    charged without them.
     """
     length, known = (
         _stays(event, adjacency) * math.sqrt(event.squared),

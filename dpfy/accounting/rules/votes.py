@@ -39,7 +39,7 @@ of epsilon after thousands.
 
 
 FEW = 2
-"""So few releases are billed as the Gaussian numbers themselves: one alone tells no less."""
+"""So few releases are charged as the Gaussian numbers themselves: one alone tells no less."""
 
 
 def _move(event: ev.NoisyArgmax | ev.NoisyThreshold, adjacency: Adjacency) -> tuple[float, int]:

@@ -200,7 +200,7 @@ def _settle(mass: Array, excess: Array, gaps: Array, up: Array) -> Array:
 
 
 def _drop_ends(left: Array, drop: Array, right: Array, rise: Array, noise: float) -> None:
-    """Leave out what lies beyond the ends of the mass that can be told from numeric noise: less
+    """Leave out what lies beyond the ends of the mass that can be distinguished from numeric noise: less
     mass is dominated. In place.
     """
     sums = np.cumsum(left + right)

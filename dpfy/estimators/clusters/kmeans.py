@@ -168,7 +168,7 @@ def measure_need(share: float) -> ReleaseNeed:
 
 
 def measured(points: Points, start: NoisyCentres, fit: FitSession) -> NoisyCentres:
-    """The start with noisy counts and inertia in place of what it had.
+    """The start with noisy counts and inertia instead of what it had.
 
     Differences are shortened to `WIDE` deviations where the start knows one, else to the radius of
     the ball.

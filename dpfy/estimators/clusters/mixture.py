@@ -3,7 +3,7 @@
 Every round a point is shared out among the components. To each it adds, times its share, a one, its
 difference to the mean and the squares of its coordinates; differences are shortened to a radius
 about the mean, as in k-means. Shares add up to at most one, so that the bound is that of one
-component. Full covariances have products of coordinates in place of squares (`covariances`).
+component. Full covariances have products of coordinates instead of squares (`covariances`).
 
 Shares must follow from the point alone, to the last bit: precisions stand on a grid of 2^-6, and
 slopes on one of 2^-20, so that the exponents of all components are sums of products without
@@ -63,7 +63,7 @@ class MixtureParameters:
     """Weights, means [components, coordinates] and variances of the same shape, in the unit ball.
     Released, or public.
 
-    Full covariances are matrices in place of variances [components, coordinates, coordinates].
+    Full covariances are matrices instead of variances [components, coordinates, coordinates].
     """
 
     weights: Floats

@@ -16,7 +16,7 @@ Records as points of the unit ball, on a grid: what clusters are made of.
 Numbers stand on their scales; the middle of their ranges is the middle of the ball. Coordinates are
 cut to 14 fractional bits, towards zero, which takes no point out of the ball. Centres stand on the
 same grid. So squared distances are sums without rounding: which centre is nearest depends on
-nothing but the point.
+only the point.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class Design:
     """Private rows in the unit ball, on the grid of 2^-16: divided by `radius`, the largest norm
     that they could have.
 
-    Dense rows are kept in single precision, which holds them exactly, or made anew whenever they
+    Dense rows are kept in single precision, which holds them exactly, or made again whenever they
     are read (`keep`: False).
 
     Guarantees: every row has at most norm 1. Sums (`total`, `gradient`, `gram`) are exact, whatever

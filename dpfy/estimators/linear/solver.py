@@ -9,7 +9,7 @@ statistics, and the functional mechanism.
 
 A record adds the matrix z z' of z = (x, t), row and target, less its last corner: x x' and x t
 twice, of norm at most sqrt(3) for a row in the unit ball and a target in [-1, 1]. All of it is one
-release with one bill. Entries that stand on both sides of the diagonal are released twice and
+release with one charge. Entries that stand on both sides of the diagonal are released twice and
 averaged, which is the same as weighting them by sqrt 2. Replacing a record moves it by at most
 sqrt(8): the inner product of two such matrices is (x x')^2 + 2 (x x') t t' >= -(t t')^2 >= -1.
 
@@ -186,7 +186,7 @@ CELLS, RATIO, MIDDLE = 24, 0.9, 0.5
 """The histogram of norms: cells that shrink by a ratio from the largest norm on; the quantile that
 is taken.
 """
-WAY_OUT = 'use solver="gradient", whose proof needs nothing but bounded slopes'
+WAY_OUT = 'use solver="gradient", whose proof needs only bounded slopes'
 
 
 @dataclass(frozen=True)

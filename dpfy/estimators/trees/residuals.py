@@ -2,7 +2,7 @@
 
 Every residual is divided by a clip, so that a record's has at most the norm one whatever the clip,
 which may thus follow from earlier releases. Scores are sums of whole numbers and residuals are
-looked up or computed by correctly rounded operations: what one record adds depends on nothing but
+looked up or computed by correctly rounded operations: what one record adds depends on only
 that record and what was released.
 
 Clipping a residual moves the score at which the residuals of a probability q balance, and not their

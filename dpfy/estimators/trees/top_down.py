@@ -2,7 +2,7 @@
 & Balcan 2020).
 
 At every level each node chooses its split by the exponential mechanism among all cuts of all
-columns; nodes share no record, so that the choices of a level are one choice for the bill. The
+columns; nodes share no record, so that the choices of a level are one choice for the charge. The
 score of a split is the sum over its two sides of (sum of what records add)^2 / records: for
 classes, Gini's index up to what no split changes. Adding a record changes it by more than -1 and at
 most 1. For numbers from -1 to 1 it is by more than -3 and at most 1, so the number of records of

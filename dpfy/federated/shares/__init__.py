@@ -1,4 +1,4 @@
-"""Noise in shares: every client adds its part of it, and nobody sees less than the sum over all."""
+"""Distributed noise: every client adds its part of it, and nobody sees less than the sum over all."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from dpfy.plan.claim import SIMULATED
 
 
 class TooFew(Unsupported):
-    """Fewer clients than the bill counts on were left in a round: nothing of it was released."""
+    """Fewer clients than the charge counts on were left in a round: nothing of it was released."""
 
     def __init__(self, survivors: int, least: int) -> None:
         way_out = (
@@ -39,13 +39,13 @@ class SurvivorSum:
 
 
 class SecureSum(Protocol):
-    """Whoever adds up the messages of a round.
+    """Anyone who adds up the messages of a round.
 
     Guarantees asked for: nobody sees anything of the messages of honest clients but the sum over
     all survivors, and that at most once a round; with fewer than `least` survivors nobody sees that
     either, and `TooFew` is raised.
 
-    `words` say for the card what protocol it was, and what it does not withstand: one line. What
+    `words` say for the report what protocol it was, and what it does not withstand: one line. What
     begins with "simulated" was none.
     """
 
@@ -77,12 +77,12 @@ def checked(messages: Mapping[int, Message], bits: int, least: int) -> None:
 
 @dataclass(frozen=True)
 class TrustedSum:
-    """Adds the messages up as they are. Whoever runs it is trusted with them: for simulations on
+    """Adds the messages up as they are. Anyone who runs it is trusted with them: for simulations on
     one machine, where that is anyway so.
     """
 
     words: ClassVar[str] = (
-        f"{SIMULATED}: messages were added up as they came, and whoever ran the server could see "
+        f"{SIMULATED}: messages were added up as they came, and anyone who ran the server could see "
         f"each of them"
     )
 
@@ -114,7 +114,7 @@ class MaskedSum:
     randomness: Randomness
 
     words: ClassVar[str] = (
-        f"{SIMULATED}: masks and updates were in one process, and whoever ran it could see every "
+        f"{SIMULATED}: masks and updates were in one process, and anyone who ran it could see every "
         f"one"
     )
 
@@ -127,7 +127,7 @@ class MaskedSum:
         return drawn if one == low else (np.uint64(0) - drawn)
 
     def masked(self, client: int, message: Message, bits: int, round: int) -> Message:
-        """What the server sees of one client: uniform to whoever lacks the keys."""
+        """What the server sees of one client: uniform to anyone who lacks the keys."""
         total = message.copy()
         for other in self.clients:
             if other != client:

@@ -122,7 +122,7 @@ def plan(
     """A plan whose noise the clients add: for :class:`dpfy.federated.shares.DistributedRounds`.
 
     Of so many `clients` a round has all, or a `cohort` of so many on average, drawn by the server:
-    which is no secret to it, so that every round is billed as if a client were in it. `dimension`
+    which is no secret to it, so that every round is charged as if a client were in it. `dimension`
     is the number of trainable parameters; `least` the number of honest clients that survive a
     round, by default four fifths of the cohort.
 

@@ -32,7 +32,7 @@ from dpfy.runs.run import Run
 from dpfy.training.run import TRAINING, TrainingRun
 
 ENCODED = (
-    f"{SIMULATED}: updates were encoded by the server in place of the clients, and whoever ran it "
+    f"{SIMULATED}: updates were encoded by the server instead of the clients, and anyone who ran it "
     f"could see every one"
 )
 
@@ -67,7 +67,7 @@ class SharesCohort(Cohort):
 
     def skip(self) -> Tally:
         """End a round that too few clients are left in: nothing of it is summed or released, and it
-        is billed all the same.
+        is charged all the same.
         """
         self.messages, self._rows, self._stacked, self.skipped = {}, {}, None, True
         return self.close()
@@ -116,7 +116,7 @@ class DistributedRounds(PrivateRounds):
                 client).message(update, round)
 
     `cohort.add(client, update)` is for simulations: the update is encoded here, with streams of the
-    run's secret, and the card says so.
+    run's secret, and the report says so.
 
     Guarantees: those of :class:`dpfy.federated.PrivateRounds`, but that noise is the clients'. A
     round with fewer than the plan's `least` answers raises `TooFew`; nothing of it was seen or
@@ -169,7 +169,7 @@ class DistributedRounds(PrivateRounds):
         self._tell()
 
     def _tell(self) -> None:
-        """Say for the card who summed, and whether more than sums was seen here, in this process or
+        """Say for the report who summed, and whether more than sums was seen here, in this process or
         in one before it.
         """
         assert isinstance(self.folder, TrainingRun)

@@ -1,10 +1,10 @@
 """From a client's vector to whole numbers modulo 2^bits that may be summed by anybody, and from
 their sum back to a vector.
 
-    client:  clip -> rotate -> scale -> round at random, no longer than billed -> add a share of
+    client:  clip -> rotate -> scale -> round at random, no longer than charged -> add a share of
     noise -> modulo 2^bits server:  sum modulo 2^bits -> centre -> unscale -> rotate back
 
-The server, and whoever sees its messages, learns the sum alone: secure aggregation hides the rest.
+The server, and anyone who sees its messages, learns the sum alone: secure aggregation hides the rest.
 The sum is protected by the shares of all honest clients together; what follows it is
 post-processing. That goes for the wrap-around at 2^bits too: it costs accuracy and never privacy.
 `SharingScheme.overflow` bounds its probability.
@@ -13,13 +13,13 @@ A random rotation that everybody knows: vectors whose length sits in few coordin
 spread over all of them.
 
 Coordinates of a rotated vector are about equally large, so that few bits are enough for each, and a
-sum seldom leaves its range. Nothing about privacy depends on it: the length that is billed is
+sum seldom leaves its range. Nothing about privacy depends on it: the length that is charged is
 measured after it, on integers.
 
 Real vectors to whole ones: rounded up or down by chance, again and again until the result is no
-longer than is billed.
+longer than is charged.
 
-What makes the bill right is the last comparison alone, on integers: a vector that is longer than
+What makes the charge right is the last comparison alone, on integers: a vector that is longer than
 `squared` allows never leaves.
 """
 
@@ -146,7 +146,7 @@ class SharingScheme:
     """How the clients of a round encode vectors of an L2 norm of at most `clip`. Public, and known
     before any data is read.
 
-    Guarantees: `event` is the whole bill of one round, for a client whose vector is zeroed out or
+    Guarantees: `event` is the whole charge of one round, for a client whose vector is zeroed out or
     replaced, if nobody sees anything of the messages but the sum of all, and `shares.least` of
     those who are in it added their share and keep it to themselves.
     """
@@ -183,7 +183,7 @@ class SharingScheme:
 
     @property
     def event(self) -> events.Event:
-        """The bill of one round."""
+        """The charge of one round."""
         return self.shares.event(self.noise_multiplier)
 
     @property
@@ -201,7 +201,7 @@ class SharingScheme:
     def encode(self, vector: Any, randomness: Randomness, client: int, round: int) -> Message:
         """What a client sends for its vector: on its own device, from its own secret.
 
-        Guarantees: before the noise the whole vector is no longer than billed, whatever `vector`
+        Guarantees: before the noise the whole vector is no longer than charged, whatever `vector`
         holds; one that is not finite counts as zero. Noise is always added. It is a function of
         (secret, seed of the rotations, client, round), so a message that is sent again is the same.
         A secret is for one run: in two runs of one plan it would make the same noise.

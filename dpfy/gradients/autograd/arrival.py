@@ -172,7 +172,7 @@ def arrivals(
 ) -> list[Arrival]:
     """What to do at every split point. Backward runs to the tape's anchor, and to the edges that
     the arrivals ask for: the smallest below a node that it would not come to, so that no gradient
-    is made in vain.
+    is made without effect.
     """
     awake = graph.above(node for leaf, node in graph.leaves.items() if leaf is tape.anchor)
     found: dict[Any, Arrival] = {}

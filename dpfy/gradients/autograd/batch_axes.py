@@ -123,7 +123,7 @@ def _asked(
     """Where the examples lie at each edge, from what the operation does by itself to gradients that
     are zero for some of them.
 
-    Guarantees: all examples are told apart: a row is taken for one example's only if no other
+    Guarantees: all examples are distinguished: a row is taken for one example's only if no other
     example's gradient reached it.
     """
     own = {number: rows for number, rows in arrived.items() if rows is not None}

@@ -145,7 +145,7 @@ class GraphPool:
         return graph, graph.capture(work, self._pool, _recording_queue(torch.cuda.current_device()))
 
     def clear(self) -> None:
-        """Begin anew once all graphs are gone: their pool went with the last of them."""
+        """Begin again once all graphs are gone: their pool went with the last of them."""
         self._pool = None
 
     def like(self, t: torch.Tensor) -> torch.Tensor:
@@ -215,7 +215,7 @@ class RepeatedLoop:
     """A loop over the steps of sequences.
 
     Guarantees: what is made is what `work` makes, called for the same steps in the same order, if
-    that depends on nothing but the tensors it is given. While somebody else records or watches the
+    that depends on only the tensors it is given. While somebody else records or watches the
     single operations, graphs are not used.
     """
 

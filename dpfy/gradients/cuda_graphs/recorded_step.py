@@ -127,7 +127,7 @@ class RecordedReports(RecordedStep):
 
     def share(self) -> None:
         """Let recordings that take turns have the same memory: every use of one writes its own
-        contributions and multipliers anew.
+        contributions and multipliers again.
 
         They are still read where a step goes on otherwise than it began, before another recording
         is used.
@@ -210,7 +210,7 @@ class HeldReports:
     """The reports of one step, section by section.
 
     Guarantees: a report is held as long as some parameter that it contributes to is not done, and
-    not longer, whoever does the work: the model's tensors then lie at the same places whether a
+    not longer, anyone who does the work: the model's tensors then lie at the same places whether a
     step is repeated, recorded or done as usual.
     """
 
@@ -237,7 +237,7 @@ class HeldReports:
         return Worked(own, [tuple(parts) for parts in found], nothing_made(reports, found))
 
     def again(self) -> None:
-        """What all reports that are held contribute to parameters that are not done: made anew, or
+        """What all reports that are held contribute to parameters that are not done: made again, or
         what was left of them.
         """
         self.parts = {}

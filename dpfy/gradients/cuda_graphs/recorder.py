@@ -4,7 +4,7 @@ gradients is launched whole.
 A private step has about as much to compute as a plain one, but in more and smaller pieces; on a
 fast GPU the time goes to launching them. The user's forward and backward pass cannot be recorded
 without asking, for they may do something else the next time. The norms and sums are the engine's,
-and they depend on nothing but the tensors that the layers report. In a training loop these lie at
+and they depend on only the tensors that the layers report. In a training loop these lie at
 the same addresses at every step, because torch's allocator gives the same sequence of requests the
 same memory. So the work on them is recorded once, and repeated whenever every tensor lies where it
 lay.
@@ -306,7 +306,7 @@ class ReportedStep:
         return Bounded(total, clip.bound)
 
     def _source(self) -> RepeatedSums | None:
-        """The recording that began, or the one that was begun, if everything so far lies where it
+        """The recording that began, or the one that was started, if everything so far lies where it
         lay.
         """
         if self._recording is not None:

@@ -47,7 +47,7 @@ class BoundedSum:
         self.names: dict[Tensor, str] = {p: name for name, p in params.items()}
         self.tape = Tape()
         self.untracked: set[str] = set()
-        """Parameters with uses that no layer rule explains: whoever calls adds what these
+        """Parameters with uses that no layer rule explains: anyone who calls adds what these
         contribute.
         """
         self.seen: set[str] = set()

@@ -49,7 +49,7 @@ Arrays = dict[str, NDArray[np.float64]]
 def decoded(record: ArrayRecord, like: Mapping[str, tuple[int, ...]]) -> Arrays:
     """The arrays of a record, in float64; refused unless names and shapes are those of `like`.
 
-    Guarantees: nothing is decoded whose stated shape is another, or whose bytes are more than its
+    Guarantees: nothing is decoded whose given shape is another, or whose bytes are more than its
     shape needs.
     """
     if list(record.keys()) != list(like):

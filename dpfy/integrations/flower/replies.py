@@ -122,10 +122,10 @@ TROUBLES = ("absent", "silent", "failed", "refused", "repeated", "strange", "unu
 
 @dataclass
 class RoundReport:
-    """What became of the clients of a round, by their numbers. For whoever runs the server alone:
+    """What became of the clients of a round, by their numbers. For anyone who runs the server alone:
     who was drawn is as private as the data.
 
-    Whatever the cause, a client whose update did not count has counted as zero, and is billed as
+    Whatever the cause, a client whose update did not count has counted as zero, and is charged as
     all others are.
     """
 

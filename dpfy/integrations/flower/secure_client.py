@@ -89,7 +89,7 @@ def _encoded(msg: Message, context: Context, call_next: ClientAppCallable) -> Me
         int(agreed["threshold"]) < scheme.shares.least
         or int(agreed["mod_range"]) != 1 << scheme.shares.bits
     ):  # type: ignore[arg-type]
-        raise DpfyError("the protocol unmasks fewer clients than the bill counts on")
+        raise DpfyError("the protocol unmasks fewer clients than the charge counts on")
     message = _sent(context, number)
     if message is None:
         message = scheme.encode(

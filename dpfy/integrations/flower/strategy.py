@@ -54,7 +54,7 @@ class PrivateFedAvg(Strategy):
     `optimizer` takes the noisy mean of the updates as its gradient: without one, SGD with rate 1,
     which is federated averaging; with momentum, Adam or Adagrad it is FedAvgM, FedAdam, FedAdagrad.
     `identity` is the entry of a node's configuration that says whose node it is. With `sampling`
-    that strategy of Flower chooses whom to ask, and the bill claims no amplification. Rounds begin
+    that strategy of Flower chooses whom to ask, and the charge claims no amplification. Rounds begin
     when `wait_for` clients are connected. A plan of :mod:`dpfy.federated.shares` runs over Flower's
     SecAgg+, with `secure_mod` at the clients. `reports` holds a :class:`RoundReport` for each round
     made here.
@@ -62,7 +62,7 @@ class PrivateFedAvg(Strategy):
     Guarantees: the whole plan is reserved in the ledger, durably, before a message leaves. Who is
     asked in a round is drawn by the plan's sampler from the run's secret, over the clients that the
     plan counts, connected or not. A client adds at most the clip norm to a round, whatever it sends
-    and however often; whoever is absent, late or faulty adds zero; noise and divisor do not depend
+    and however often; anyone who is absent, late or faulty adds zero; noise and divisor do not depend
     on who answers. A server that is killed and started again with the same folder goes on, with the
     bits that it would have made.
     """
@@ -110,7 +110,7 @@ class PrivateFedAvg(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Make the rounds of the plan that are left, and the card. `evaluate_fn` is called as by
+        """Make the rounds of the plan that are left, and the report. `evaluate_fn` is called as by
         other strategies.
         """
         if num_rounds is not None and num_rounds != self.plan.recipe.steps:

@@ -63,7 +63,7 @@ class GeneratedText(Claim):
         ]
 
     def describe(self) -> dict[str, Any]:
-        """The section of the card."""
+        """The section of the report."""
         return {
             "title": "Synthetic text",
             "words": "A language model was trained privately on texts, of each of which the first "

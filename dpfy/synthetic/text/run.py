@@ -1,5 +1,5 @@
 """Synthetic text, from what is asked to the run folder: plan, reserve, read, train privately,
-sample, card.
+sample, report.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def synthesize_text(
     can verify.
 
     `texts` is a list of strings, or a function that gives one, or a `Corpus`, and is called when
-    the bill is reserved. `model` is any causal language model that gives logits for `input_ids`, Hugging Face's
+    the charge is reserved. `model` is any causal language model that gives logits for `input_ids`, Hugging Face's
     say, whose weights are public; with `tokens`, its public vocabulary. Without it a small
     transformer of bytes is trained from random weights.
 
@@ -276,7 +276,7 @@ def _rows(corpus: Corpus, tokens: Tokens, length: int, terms: TextTerms) -> Any:
 def _sampled(
     folder: TrainingRun, model: nn.Module, claim: GeneratedText, tokens: Tokens
 ) -> dict[str, Any]:
-    """Sample and write all texts; what the card repeats."""
+    """Sample and write all texts; what the report repeats."""
     was, made = model.training, []
     model.eval()
     for start in range(0, claim.texts, SAMPLED):

@@ -14,12 +14,12 @@ from dpfy.models.language import BYTES
 
 class Tokens(Protocol):
     """How a text becomes numbers, and back. Public: a vocabulary that was made from the private
-    texts is a release nobody billed.
+    texts is a release nobody charged.
     """
 
     @property
     def words(self) -> str:
-        """What it is, for the card."""
+        """What it is, for the report."""
 
     @property
     def end(self) -> int:

@@ -40,7 +40,7 @@ def checksum(tensors: Iterable[Tensor], part: int | None = None) -> Tensor:
     0.2 ns a float32 on one core.
 
     Guarantees: the same values in the same order give the same number, wherever they lie in memory;
-    one value changed gives another number. 64-bit words that change places are not told apart. With
+    one value changed gives another number. 64-bit words that change places are not distinguished. With
     `part`, only every fourth block of huge tensors is read, from block `part` on.
     """
     together: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
@@ -144,7 +144,7 @@ STILL = (
     "what is not trained must stay as it was, or it would carry data past the noise: remove it, or "
     "compute it before the run begins"
 )
-BILLED = "leave it to the run: noise that forgets what it was is not the noise that is billed"
+BILLED = "leave it to the run: noise that forgets what it was is not the noise that is charged"
 SHAPE = (
     "leave them alone while a run lasts; what a first pass makes (caches, say), make before it "
     "with a public example"

@@ -44,7 +44,7 @@ RULE = "which is private: evaluate on public data, or keep it out of the run's f
 
 
 def declared(source: str | None) -> str:
-    """The source of numbers that are to be published: whoever publishes them must say where they
+    """The source of numbers that are to be published: anyone who publishes them must say where they
     are from.
     """
     if source is None:
@@ -85,7 +85,7 @@ class Seen:
         the last batch, as it is; and the share of right answers in it, where the loss is torch's
         cross entropy. So are numbers that the loop read by `item()` or `tolist()` after a step that
         was monitored, and what Python's arithmetic makes of them. A number that was computed from
-        the data in another way cannot be told from a public one.
+        the data in another way cannot be distinguished from a public one.
         """
         if not name.rpartition(" ")[2].isidentifier():
             raise InvalidInput(

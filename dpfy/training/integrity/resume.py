@@ -34,7 +34,7 @@ SECRET = ("data", "model", "plan", "schedule", "scheduler", "projection")
 
 @dataclass(frozen=True)
 class Terms:
-    """What a run was begun with, and keeps: the `identity` that a resumed run must have, and seals
+    """What a run was started with, and keeps: the `identity` that a resumed run must have, and seals
     of what training leaves alone.
     """
 

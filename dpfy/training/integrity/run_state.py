@@ -1,5 +1,5 @@
 """The state of a run: what it shows to all and what only the run changes, and whether it may go on in
-this process. What stops it, stops it for good: who catches the error cannot make another step.
+this process. What stops it, stops it permanently: who catches the error cannot make another step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RESUME = (
 
 class RunStatus:
     """Why a run goes no further here; `reason` is None while it may. `permit` is the right to make
-    its steps once they are billed, and `renew_at` when to say again that its folder is in use.
+    its steps once they are charged, and `renew_at` when to say again that its folder is in use.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ def leave(training: PrivateTraining, stopped: str | None, error: BaseException |
         unsaved = str(problem)
     if training.last_step < training.plan.recipe.steps:
         words = (
-            f"run {folder.path}: ended after {training.last_step} steps, but its card is not "
+            f"run {folder.path}: ended after {training.last_step} steps, but its report is not "
             f"written; {RESUME}"
         )
     else:
@@ -141,10 +141,10 @@ def unfinished(
     """What is said of a run that is left before its end: where it stands, what it costs, what it
     keeps and how it goes on.
     """
-    words = f"run {path}: unfinished, {done} of {steps} steps made, all {steps} billed; "
+    words = f"run {path}: unfinished, {done} of {steps} steps made, all {steps} charged; "
     words += f"its secrets are kept in its checkpoint folder; {RESUME}"
     if stopping is not None and unsaved is None:
-        words += f"; or end it here with finish(), billed for {stopping.next(done)} steps"
+        words += f"; or end it here with finish(), charged for {stopping.next(done)} steps"
     return words + (f" (from its last checkpoint: {unsaved})" if unsaved else "")
 
 
@@ -208,7 +208,7 @@ class RunState:
 
         `source` declares where the values are from: "public" (measured on public data), or
         "released" (computed from released weights, the plan or the clock). The report names values
-        and source, as stated by the caller. What is recognised as computed from a recent batch is
+        and source, as declared by the caller. What is recognised as computed from a recent batch is
         refused all the same: see :meth:`dpfy.training.integrity.publication.Seen.check`.
         """
         self._require_live()

@@ -70,7 +70,7 @@ class ReadOnlyRun:
 
     @property
     def finished(self) -> bool:
-        """Whether the card is written."""
+        """Whether the report is written."""
         return (self.path / CARD).is_file()
 
     @property
@@ -88,9 +88,9 @@ class ReadOnlyRun:
             self._read()
 
     def begin_evaluation(self) -> Permit:
-        """Refused: what is billed beside the steps is released by rank 0."""
+        """Refused: what is charged beside the steps is released by rank 0."""
         raise Unsupported(
-            "a billed evaluation on another rank than 0", "evaluate where training.world.first"
+            "a charged evaluation on another rank than 0", "evaluate where training.world.first"
         )
 
     def bind(self, name: str, content: bytes) -> None:
@@ -98,7 +98,7 @@ class ReadOnlyRun:
         self.begin_evaluation()
 
     def tell(self, name: str, **facts: Any) -> None:
-        """What is told for the card by rank 0 counts."""
+        """What is told for the report by rank 0 counts."""
 
     def abandon(self) -> None:
         """Rank 0 does it."""
@@ -125,7 +125,7 @@ def taken(
         raise InvalidInput(
             "plan",
             "another plan than the folder's",
-            "must be the one that the folder was opened with, which is what is billed",
+            "must be the one that the folder was opened with, which is what is charged",
         )
     if folder.in_use:
         raise Busy(

@@ -72,7 +72,7 @@ def REPLAYED() -> Found:
     return faults(evolved, pairs())
 
 
-@check("evolution bills")
+@check("evolution charges")
 def BILLED() -> Found:
     """All rounds together are within the claim, by the noise that each of them had."""
     spent = []

@@ -59,7 +59,7 @@ def REPLAYED() -> Found:
     return faults(synthesized, pairs())
 
 
-@check("image bills")
+@check("image charges")
 def BILLED() -> Found:
     """All sums together are within the claim, by the noise that each of them had."""
     spent, claimed = [], run.plan(SCHEMA, TERMS, OPTIONS).claim.noise_multiplier

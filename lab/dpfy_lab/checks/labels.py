@@ -89,7 +89,7 @@ def ONCE() -> Found:
         _, asked = answered(method, coins(FEW), EPSILON)
         most = int(np.bincount(np.concatenate([question.rows for question, _ in asked])).max())
         if most > 1:
-            return f"{name}: a label took part in {most} questions, and is billed for one"
+            return f"{name}: a label took part in {most} questions, and is charged for one"
     return None
 
 

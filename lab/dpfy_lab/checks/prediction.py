@@ -142,7 +142,7 @@ def PUBLISHED() -> Found:
     return "the report says something that depends on the votes and was not made private"
 
 
-@check("smooth bill")
+@check("smooth charge")
 def SMOOTH_BILL() -> Found:
     """What gets noise in the accounting of given votes is moved by one voter by at most what the
     noise is made for.
@@ -153,10 +153,12 @@ def SMOOTH_BILL() -> Found:
     made_for = min(part.bound.l2 for part in found)
     if moved <= made_for:
         return None
-    return f"one voter moves the bill of votes by {moved:.3g}, its noise is made for {made_for:.3g}"
+    return (
+        f"one voter moves the charge of votes by {moved:.3g}, its noise is made for {made_for:.3g}"
+    )
 
 
-@check("stated bill")
+@check("given charge")
 def STATED_BILL() -> Found:
     """What is stated about given votes is not below the truth (the chance that it is, one in a
     million, does not show).
@@ -170,7 +172,7 @@ def STATED_BILL() -> Found:
         permit, secret = mock_permit(claim.event, 1), Randomness.for_tests(seed)
         released = vote_bill.noised(claim, found, permit, secret)
         below += not true <= claim.stated(*released)["renyi"]
-    return f"{below} of {AGAIN} bills of votes were stated below the truth" if below else None
+    return f"{below} of {AGAIN} charges of votes were given below the truth" if below else None
 
 
 @check("student")

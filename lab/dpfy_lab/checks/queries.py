@@ -116,7 +116,7 @@ def REPLAYED(prefix: str = "") -> Found:
     return None
 
 
-@check("query bills")
+@check("query charges")
 def BILLED() -> Found:
     """What the ledger of a query reserves is, all together, within what was asked."""
     for name, made in _cases(""):
@@ -227,7 +227,7 @@ def ORDER() -> Found:
     if not cells.said or any("reserve" not in said for said in cells.said):
         return "cells were read before the query was reserved"
     if not drawn or any("begun" not in said for said in drawn):
-        return "noise was drawn before the ledger said that the release has begun"
+        return "noise was drawn before the ledger said that the release has started"
     return None
 
 

@@ -97,7 +97,7 @@ def LENGTHS() -> Found:
         apart = SCHEME.centred(SCHEME.wrapped(with_it - without)).astype(np.float64)
         if (squared := float(apart @ apart)) > most:
             return (
-                f"a client moves the sum by {math.sqrt(squared / most):.2f} times what is billed "
+                f"a client moves the sum by {math.sqrt(squared / most):.2f} times what is charged "
                 f"({what})"
             )
     return None
@@ -111,7 +111,7 @@ def SURVIVORS() -> Found:
         _total(np.zeros((left, SCHEME.shares.dimension)), 0)
     except TooFew:
         return None
-    return f"a round with {left} clients was released, where {left + 1} are billed"
+    return f"a round with {left} clients was released, where {left + 1} are charged"
 
 
 CHECKS = (NOISE, SUMS, LENGTHS, SURVIVORS)

@@ -66,7 +66,7 @@ def REPLAYED() -> Found:
     return faults(synthesized, pairs())
 
 
-@check("synthetic bills")
+@check("synthetic charges")
 def BILLED() -> Found:
     """All measurements together are within the claim."""
     claim = PLAN.claim

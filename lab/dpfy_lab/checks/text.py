@@ -90,7 +90,7 @@ def REPLAYED() -> Found:
     first = TextTape()
     some = written(texts("note 0"), first)
     if len(first.released) != STEPS:
-        return f"{len(first.released)} noisy sums were released, {STEPS} are billed"
+        return f"{len(first.released)} noisy sums were released, {STEPS} are charged"
     for what, private, neighbours in (
         ("one text is another", texts("\x00\x7f" * 200), True),
         ("other texts", [f"\u00e9{k}!" * 9 for k in range(RECORDS)], False),
@@ -117,7 +117,7 @@ def NOISE() -> Found:
             noise = (value.double() * BATCH - total[name].double()).reshape(-1)
             spread = float(noise.square().mean().sqrt()) / OPTIONS.clip_norm
             if spread < least * (1 - SIGMAS / math.sqrt(2 * noise.numel())):
-                return f"{name}: noise of {spread:.3f} clip norms, where {least:.3f} are billed"
+                return f"{name}: noise of {spread:.3f} clip norms, where {least:.3f} are charged"
     return None
 
 

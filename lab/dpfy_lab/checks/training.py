@@ -144,7 +144,7 @@ def _difficult() -> dict[str, Array]:
 def PERMIT() -> Found:
     """No more steps are released than were billed: the ledger's permit refuses the next one."""
     released = len(updates(np.zeros((4, dimension()))))
-    return None if released <= STEPS else f"{released} steps were released, {STEPS} billed"
+    return None if released <= STEPS else f"{released} steps were released, {STEPS} charged"
 
 
 @check("divisor")
@@ -311,7 +311,7 @@ def SAMPLING() -> Found:
     spread = rate * (1 - rate)
     if abs(z := (there.sum() - there.size * rate) / math.sqrt(there.size * spread)) > SIGMAS:
         return (
-            f"records take part at rate {there.mean():.4f}, billed {rate:.4f} ({z:+.0f} standard "
+            f"records take part at rate {there.mean():.4f}, charged {rate:.4f} ({z:+.0f} standard "
             f"deviations)"
         )
     for axis, who in ((0, "a record's participations"), (1, "batch sizes")):
@@ -384,7 +384,7 @@ def CORRELATED() -> Found:
         if not (off < CELL).all():
             return (
                 f"{name}: the noise of step {int(np.argmax(off >= CELL))} is not the row of the "
-                f"billed matrix"
+                f"charged matrix"
             )
     return None
 

@@ -137,7 +137,7 @@ def SCORES() -> Found:
     spread, limit = math.sqrt(float(np.mean(off**2))), SPREAD / math.sqrt(2 * off.size)
     if abs(spread - 1) <= limit:
         return None
-    return f"scores have {spread:.3f} of the noise that is billed"
+    return f"scores have {spread:.3f} of the noise that is charged"
 
 
 @check("search parts")

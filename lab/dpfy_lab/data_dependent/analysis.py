@@ -68,7 +68,7 @@ LOW, HIGH = 8.0, 9.0
 """How far below and above the largest count the winning one may lie, in sigmas."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(96)
 WAY_OUT = (
-    "state what holds for all votes (accounting.epsilon of the claim's event), or release a bill "
+    "state what holds for all votes (accounting.epsilon of the claim's event), or release a charge "
     "(dpfy_lab.data_dependent.vote_bill)"
 )
 

@@ -50,9 +50,9 @@ MEANING = (
 WORDS = (
     "What the answers told about one voter, bounded for the votes at hand: a number computed from "
     "private votes, released with "
-    "noise of its own, which is billed. It is about these votes and their neighbours, not about "
+    "noise of its own, which is charged. It is about these votes and their neighbours, not about "
     "other data. What holds for all "
-    "data is on the card of the answers. " + MEANING
+    "data is in the report of the answers. " + MEANING
 )
 
 
@@ -127,12 +127,12 @@ class VoteBill(VotesRelease):
         """
         if answers.rule not in ("gaussian", "confident"):
             raise Unsupported(
-                f"a bill of the votes at hand for the rule {answers.rule!r}",
+                f"a charge of the votes at hand for the rule {answers.rule!r}",
                 "use the rule gaussian or confident",
             )
         if answers.rule == "gaussian" and answers.answers < answers.queries:
             raise Unsupported(
-                "a bill of votes where not all questions are answered",
+                "a charge of votes where not all questions are answered",
                 "ask as many questions as there are answers",
             )
         checks = 0.0 if not answers.check_sigma else 0.5 / answers.check_sigma**2
@@ -164,7 +164,7 @@ class VoteBill(VotesRelease):
         for name in ("queries", "voters", "classes", "sigma", "check_sigma", "threshold"):
             if getattr(self, name) != getattr(answers, name):
                 raise InvalidInput(
-                    f"bill.{name}",
+                    f"charge.{name}",
                     getattr(self, name),
                     f"must be {getattr(answers, name)}, as of the answers",
                 )
@@ -193,7 +193,7 @@ class VoteBill(VotesRelease):
             Assumption(
                 "voters",
                 who,
-                "as on the card of the answers; every voter votes once on a question",
+                "as in the report of the answers; every voter votes once on a question",
                 YES,
             ),
             Assumption(
@@ -216,7 +216,7 @@ class VoteBill(VotesRelease):
             "title": "What the answers told about these votes",
             "words": WORDS,
             "accounting_of_votes": "depends on the data, sanitised: smooth bound, Gaussian noise, "
-            "billed here",
+            "charged here",
             "queries": self.queries,
             "voters": self.voters,
             "classes": self.classes,

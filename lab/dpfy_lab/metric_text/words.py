@@ -200,7 +200,7 @@ class MetricText(DeviceClaim):
             f"replaced by another at distance d in "
             f"{self.metric}, the chance of every output changes by a factor of at most "
             f"exp({self.eta:g} d), so that words far apart can be "
-            "told apart; lengths are not hidden"
+            "distinguished; lengths are not hidden"
         )
 
     def assumptions(self, facts: Mapping[str, Any]) -> list[Assumption]:

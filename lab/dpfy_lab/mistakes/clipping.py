@@ -66,7 +66,7 @@ def _(rows: Rows, norm: float) -> Rows:
 
 @mistake(
     "clip-layers",
-    "every layer clipped to the flat norm, billed as flat",
+    "every layer clipped to the flat norm, charged as flat",
     SENSITIVITY,
     CLIPPED_SUM,
 )

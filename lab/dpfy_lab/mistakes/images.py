@@ -19,7 +19,7 @@ LEVELS, RELEASE = f"{HOME}.stages.levels", f"{HOME}.releases.ImageReleases.relea
 
 @mistake(
     "image-basis",
-    "the basis is learnt from the images, and not billed",
+    "the basis is learnt from the images, and not charged",
     REPLAYED,
     f"{HOME}.stages.directions",
 )
@@ -63,7 +63,7 @@ def _(patch: Patch) -> None:
     patch.around(f"{HOME}.run.drawn", drawn)
 
 
-@mistake("image-sums", "products are billed, and the sums beside them are not", REPLAYED, RELEASE)
+@mistake("image-sums", "products are charged, and the sums beside them are not", REPLAYED, RELEASE)
 def _(real: Any, self: Any, share: Any, sums: Any) -> Any:
     shorter = {n: replace(part, length=1e-3) if "sums" in n else part for n, part in sums.items()}
     return real(self, share, shorter)

@@ -97,7 +97,7 @@ mistake(
 
 @mistake(
     "bill-replace-one",
-    "the bill says replace-one, the noise is for add-or-remove-one",
+    "the charge says replace-one, the noise is for add-or-remove-one",
     REPLACED,
     "dpfy.accounting.guarantee",
 )

@@ -77,7 +77,7 @@ def _(real: Any, self: Any, given: Any, bits: Any) -> Any:
     return rows
 
 
-@mistake("local-redrawn", "a permanent answer is drawn anew for every report", KEPT)
+@mistake("local-redrawn", "a permanent answer is drawn again for every report", KEPT)
 def _(patch: Patch) -> None:
     held: dict[str, Any] = {}
 

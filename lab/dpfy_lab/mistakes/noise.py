@@ -137,7 +137,7 @@ def _(noise: Grads, total: Grads) -> Grads:
 
 @mistake(
     "noise-uniform",
-    "uniform noise of the right variance billed as Gaussian",
+    "uniform noise of the right variance charged as Gaussian",
     NOISE_ALONE,
     RELEASE,
 )
@@ -214,7 +214,7 @@ def twice_the_steps(patch: Patch) -> None:
     patch.around(f"{TRAINING}.loop.PrivateTraining._open", opened)
 
 
-@mistake("steps-under-counted", "twice as many steps are released as billed", WHITE_BOX)
+@mistake("steps-under-counted", "twice as many steps are released as charged", WHITE_BOX)
 def _(patch: Patch) -> None:
     def release(
         real: Any, self: Any, total: Any, step: int, state: Any, permit: Any, into: Any = None
@@ -226,7 +226,7 @@ def _(patch: Patch) -> None:
     patch.around(RELEASE, release)
 
 
-mistake("steps-beyond-permit", "the loop runs on after the last billed step", PERMIT)(
+mistake("steps-beyond-permit", "the loop runs on after the last charged step", PERMIT)(
     twice_the_steps
 )
 

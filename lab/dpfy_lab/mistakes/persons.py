@@ -27,7 +27,7 @@ def of_a_record(patch: Patch) -> None:
 
 @mistake(
     "person-gradient-as-it-is",
-    "what a person adds to a gradient is billed as shortened, and is not",
+    "what a person adds to a gradient is charged as shortened, and is not",
     PERSONS.of(GRADIENT),
     f"{HOME}.linear.design.shortened",
 )

@@ -60,7 +60,7 @@ def _(real: Any, self: Any, votes: Any, beta: float) -> Any:
 
 @mistake(
     "bill-noise-not-covered",
-    "the bill of votes is stated without room for its noise",
+    "the charge of votes is given without room for its noise",
     STATED_BILL,
     f"{VOTES}.vote_bill.VoteBill.stated",
 )
@@ -169,7 +169,7 @@ class FreeOf:
 
 @mistake(
     "answers-free-check",
-    "the check before an answer is not billed",
+    "the check before an answer is not charged",
     CHECKS_PAID,
     f"{HOME}.rules.ConfidentVotes.answer",
 )
@@ -178,7 +178,7 @@ def _(real: Any, self: Any, ask: Any, purse: Any) -> Any:
 
 
 @mistake(
-    "answers-cached-twice", "a question that was answered is billed again", ASKED_AGAIN, REMEMBERS
+    "answers-cached-twice", "a question that was answered is charged again", ASKED_AGAIN, REMEMBERS
 )
 def _(real: Any, self: Any, key: str) -> bool:
     return False

@@ -65,7 +65,7 @@ def _(real: Any, data: Any, made: Any, place: Any, *more: Any) -> Any:
 
 @mistake(
     "query-without-permit",
-    "noise is drawn before the ledger says that the release has begun",
+    "noise is drawn before the ledger says that the release has started",
     ORDER,
     "dpfy.runs.folder.RunFolder.begin",
 )

@@ -31,14 +31,14 @@ def _(patch: Patch) -> None:
     patch.around("dpfy.noise.stream.NoiseStream.release", release)
 
 
-@mistake("batches-shuffled", "shuffling billed as Poisson", SAMPLING, BATCH)
+@mistake("batches-shuffled", "shuffling charged as Poisson", SAMPLING, BATCH)
 def _(real: Any, self: Any, step: int, *, records: int, rng: Any) -> Any:
     batches = max(1, round(1 / self.rate))
     order = np.random.default_rng(step // batches).permutation(records)
     return np.sort(np.array_split(order, batches)[step % batches])
 
 
-@mistake("batches-fixed", "fixed batches billed as Poisson", SAMPLING, BATCH)
+@mistake("batches-fixed", "fixed batches charged as Poisson", SAMPLING, BATCH)
 def _(real: Any, self: Any, step: int, *, records: int, rng: Any) -> Any:
     batches = max(1, round(1 / self.rate))
     return np.array_split(np.arange(records), batches)[step % batches]
@@ -62,9 +62,7 @@ def _(real: Any, self: Any, step: int, **given: Any) -> Any:
     return real(self, step % self.steps_per_epoch, **given)
 
 
-@mistake(
-    "allocation-permuted", "a permutation in place of random allocation", ALLOCATION, ALLOCATED
-)
+@mistake("allocation-permuted", "a permutation instead of random allocation", ALLOCATION, ALLOCATED)
 def _(real: Any, self: Any, step: int, *, records: int, rng: Any) -> Any:
     epoch, place = divmod(step, self.steps_per_epoch)
     order = np.random.default_rng([int(rng.integers(2**32)), epoch]).permutation(records)

@@ -91,7 +91,7 @@ def _(real: Any, self: Any, vector: Any, randomness: Any, client: int, round: in
 
 @mistake(
     "message-growth-not-charged",
-    "rounding makes vectors longer than is billed, and nobody looks",
+    "rounding makes vectors longer than is charged, and nobody looks",
     LENGTHS,
     WHOLE,
 )

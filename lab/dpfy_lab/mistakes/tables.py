@@ -87,7 +87,7 @@ def _(real: Any, data: Any, made: Any, place: Any) -> Any:
 
 @mistake(
     "table-choice-free",
-    "marginals are chosen without noise, and not billed",
+    "marginals are chosen without noise, and not charged",
     REPLAYED,
     f"{METER}.choose",
 )

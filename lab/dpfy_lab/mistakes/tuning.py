@@ -17,7 +17,7 @@ TRIAL = f"{HOME}.trial.Trial"
 
 @mistake(
     "search-fixed-number",
-    "the number of trials is fixed, and billed as random",
+    "the number of trials is fixed, and charged as random",
     CANARY,
     f"{HOME}.run.drawn",
 )
@@ -27,7 +27,7 @@ def _(real: Any, claim: Any, permit: Any, randomness: Any) -> int:
 
 @mistake(
     "search-all-released",
-    "every trial leaves a search that is billed for the best one",
+    "every trial leaves a search that is charged for the best one",
     LOSERS,
     f"{HOME}.outcome._rows",
 )
@@ -48,7 +48,7 @@ def _(real: Any, self: Any, right: Any) -> float:
 
 @mistake(
     "search-validates-on-training",
-    "trials are scored on training records, billed as records held out",
+    "trials are scored on training records, charged as records held out",
     PARTS,
     f"{TRIAL}.valid",
 )

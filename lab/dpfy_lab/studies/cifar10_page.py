@@ -43,7 +43,7 @@ def page(results: Results) -> Page:
         "adjacency": "one example added or removed",
         "hyperparameters": "chosen by accuracy on the last 5,000 training images, trained on the "
         "first 45,000, before the runs. Which maps are used, the share of the moments and the "
-        "range of rates were chosen before on the same split. The choice is not billed in "
+        "range of rates were chosen before on the same split. The choice is not charged in "
         "epsilon: the last table says what it would cost",
         "images": "as loaded; the stored figures are of images that went through JPEG (quality "
         "75), so compare with the plain column and not with other tables",

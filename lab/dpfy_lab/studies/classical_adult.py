@@ -159,7 +159,7 @@ COLUMNS = (
     "accuracy",
     "asked",
     "published",
-    "epsilon billed",
+    "epsilon charged",
     "splits",
     "CPU s a fit",
 )
@@ -222,5 +222,5 @@ PART = Part(
     sections,
     "Defaults of linear models and trees (rounds, pace, depths, how far slopes are cut) were "
     "chosen on other splits of Adult than those "
-    "reported, of the same records; the choice is not billed.",
+    "reported, of the same records; the choice is not charged.",
 )

@@ -74,7 +74,7 @@ WORDS = {
 
 def section(results: Results) -> Section:
     """Every variant at each epsilon, and its course over the steps."""
-    columns = ("epsilon asked", "epsilon billed", "clip "
+    columns = ("epsilon asked", "epsilon charged", "clip "
                                                   "norm", "noise", "noise multipliers", "mean %", "deviation", "worst", "runs",  # noqa: E501
                "against fixed", "last clip norm")  # fmt: skip
     rows: list[list[Any]] = []

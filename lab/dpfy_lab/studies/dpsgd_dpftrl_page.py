@@ -287,7 +287,7 @@ def _ours(results: Results) -> Section:
     columns = (
         "data",
         "epsilon asked",
-        "epsilon billed",
+        "epsilon charged",
         "best printed % at most 12% above",
         "ours %",
         "deviation",

@@ -27,7 +27,7 @@ def page(results: Results) -> Page:
         "one user zeroed out",
         "hyperparameters": "local rate, clip norms and server rates were chosen with other seeds "
         "on 90 of the 539 writers, held apart, "
-        "trained on the other 449; the test images were used once a row. The choice is not billed "
+        "trained on the other 449; the test images were used once a row. The choice is not charged "
         "in epsilon",
     }
     return Page([_rows(runs), _claims(runs)], facts)

@@ -55,7 +55,7 @@ def page(results: Results) -> Page:
         "unit": "one example",
         "adjacency": "one example added or removed",
         "hyperparameters": "printed, except delta in Figure 1 (records to the power -1.1, not "
-        "stated there) and all of Figure 2, "
+        "given there) and all of Figure 2, "
         "which is the same experiment on the embedded images with a linear model and a fixed "
         "number of steps",
     }

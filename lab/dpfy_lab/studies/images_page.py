@@ -39,7 +39,7 @@ def page(results: Results) -> Page:
         "first 50,000; the test images were "
         "used once a row, after the choice. The features and the rough range of clip norms and "
         "rates came from earlier work on these data "
-        "sets, part of it judged by test accuracy. The choice itself is not billed in epsilon: the "
+        "sets, part of it judged by test accuracy. The choice itself is not charged in epsilon: the "
         "last table says what it would cost",
     }
     return Page([_main(runs), _sweeps(results), _bill(results, runs)], facts)
@@ -65,7 +65,7 @@ def _main(runs: dict[tuple[str, float], list[Stored]]) -> Section:
     columns = (
         "data",
         "epsilon asked",
-        "epsilon billed",
+        "epsilon charged",
         "mean %",
         "deviation",
         "worst",
@@ -139,7 +139,7 @@ def _sweeps(results: Results) -> Section:
         "length one and gradients divided "
         f"by the clip norm. One standard error of a validation accuracy is "
         f"{_standard_errors(best, results)} points, so "
-        "neighbours are not told apart. Before this, maps without whitening, with centring only "
+        "neighbours are not distinguished. Before this, maps without whitening, with centring only "
         "and with full whitening were compared "
         "in the same way on the same split."
     )
@@ -198,11 +198,11 @@ def _bill(results: Results, runs: dict[tuple[str, float], list[Stored]]) -> Sect
     )
     words = (
         "Epsilon at the same delta if the choice among the settings tried had been made privately "
-        "and billed, by three routes. The "
+        "and charged, by three routes. The "
         "first comparison of maps is not counted."
     )
     return Section(
         "What tuning would have cost",
         words,
-        [Table("bill", "Epsilon with tuning billed", columns, rows)],
+        [Table("bill", "Epsilon with tuning charged", columns, rows)],
     )

@@ -146,7 +146,7 @@ def _main(runs: dict[KEY, list[Stored]], records: dict[tuple[str, float], float]
         "data",
         "method",
         "epsilon asked",
-        "epsilon billed",
+        "epsilon charged",
         "delta",
         "mean %",
         "deviation",

@@ -245,7 +245,7 @@ def page(results: Results) -> Page:
     columns = ("voters", "answers", "noise, votes", "epsilon", "expected %", "of these answers %")
     at = crossing(results)
     words = (
-        "Every row is a service with a verified card. Expected: the chance of the right answer, by "
+        "Every row is a service with a verified report. Expected: the chance of the right answer, by "
         "quadrature, over all test images; "
         "the last column counts the answers that the service gave. "
         + (
@@ -264,7 +264,7 @@ def page(results: Results) -> Page:
         "hyperparameters": "four strengths of the ridge and eight settings of clip norm, rate and "
         "steps (40, 80; then 150 was taken) were "
         "compared on the last 10,000 training images; two strengths were seen on the test images "
-        "before. The choice is not billed",
+        "before. The choice is not charged",
     }
     answers = Table("answers", "Answers from noisy votes", columns, rows)
     other = Table(

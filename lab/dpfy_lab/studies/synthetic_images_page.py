@@ -35,7 +35,7 @@ def page(results: Results) -> Page:
         "hyperparameters": "the defaults of the package, the same at every epsilon; they were "
         "chosen on MNIST, by the "
         "accuracy on its training images, and in the first trials on its test images too. The "
-        "choice is not billed in epsilon",
+        "choice is not charged in epsilon",
     }
     return Page([_accuracies(results)], facts)
 

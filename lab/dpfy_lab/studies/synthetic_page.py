@@ -27,7 +27,7 @@ def page(results: Results) -> Page:
         "records they were chosen is not recorded: "
         "it may have been these. The settings of dp-gan and pate-gan were tried on these records, "
         "two and five of them. The choice is not "
-        "billed in epsilon",
+        "charged in epsilon",
     }
     return Page([_errors(runs), _learners(runs)], facts)
 

@@ -60,7 +60,7 @@ class SampledVotes(GaussianVotes):
         """In words."""
         return (
             f"{super().words}, among units of which each takes part with probability "
-            f"{self.rate:g}, drawn anew for every question"
+            f"{self.rate:g}, drawn again for every question"
         )
 
 
