@@ -15,13 +15,22 @@ from dpfy.cli.output import tell
 def derive(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     file: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             help="What was made: a pruned, quantised, calibrated or distilled model, a table, a "
             "plot."
         ),
-    ],
-    how: Annotated[str, typer.Option(help="How it was made, in one line.")],
+    ] = None,
+    how: Annotated[
+        str | None, typer.Option(help="How it was made, in one line.", show_default=False)
+    ] = None,
+    prune: Annotated[
+        float | None,
+        typer.Option(help="Instead of FILE: this share of each matrix becomes zero."),
+    ] = None,
+    quantise: Annotated[
+        bool, typer.Option("--quantise", help="Instead of FILE: round matrices to 8 bits.")
+    ] = False,
     of: Annotated[
         list[str],
         typer.Option(help="The file of the run that it was made from; may be given several times."),
@@ -43,8 +52,24 @@ def derive(
     follows it. What dpfy cannot see is whether private data went into it after all: that would be a
     release of its own, and must be charged.
     """
+    from dpfy.core.errors import InvalidInput
     from dpfy.runs import derive as derived
 
+    if prune is not None or quantise:
+        from dpfy.training import distill
+
+        if file is not None or how is not None or (prune is not None and quantise):
+            rule = "goes without FILE, --how and each other"
+            raise InvalidInput("--prune, --quantise", "more than one", rule)
+        named = {} if name is None else {"name": name}
+        made = (
+            distill.quantise(run, **named) if prune is None else distill.prune(run, prune, **named)
+        )
+        words = [f"added: {made}", f"check it: dpfy verify {run}"]
+        tell({"run": str(run), "file": made.name}, words, as_json=as_json)
+        return
+    if file is None or how is None:
+        raise InvalidInput("FILE, --how", (file, how), "must both be given")
     place = derived.derive(run, file, of=of, how=how, public=public, name=name)
     facts = {"run": str(run), "file": place.name, "of": of, "how": how, "public": public}
     tell(facts, [f"added: {place}", f"check it: dpfy verify {run}"], as_json=as_json)

@@ -92,6 +92,18 @@ class ForeignBatches:
             check.integer("batches.most", self.most)
 
 
+def _taught_by(teacher: Mapping[str, Any]) -> str:
+    """Whose data the epsilon of a student covers, and what covers the teacher's."""
+    own = "Epsilon covers the records that the student was trained on, and no others."
+    if not teacher.get("protected"):
+        return f"{own} The teacher has no privacy report with an epsilon: the teacher's data are not protected."
+    return (
+        f"{own} The teacher's data are covered by the teacher's own report (digest "
+        f"{str(teacher.get('report'))[:16]}). "
+        f"Whoever is in both data sets is covered by both together."
+    )
+
+
 @register
 @dataclass(frozen=True)
 class TrainingClaim(Claim):
@@ -334,6 +346,8 @@ class TrainingClaim(Claim):
             found.append(
                 f"Whether examples mix was {checked}. The guarantee assumes that they do not."
             )
+        if isinstance(teacher := facts.get("teacher"), Mapping):
+            found.append(_taught_by(teacher))
         return found
 
     def describe(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import dpfy
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import mock_permit
 from dpfy.prediction import pate, regression
@@ -20,6 +21,7 @@ from dpfy.prediction.claim import AnswersClaim
 from dpfy.prediction.predictor import PrivatePredictor
 from dpfy.prediction.student import SemiSupervised
 from dpfy.runs.run import Run
+from dpfy.training import distill
 from dpfy_lab.checks.published import published, temporary
 from dpfy_lab.data_dependent import vote_bill
 from dpfy_lab.data_dependent.margins import QuestionMargins
@@ -229,7 +231,44 @@ def NUMBER_NOISE() -> Found:
     return f"answers have noise of {found:.3g} of the range, where {due:.3g} is charged"
 
 
+@check("teacher of one record")
+def TEACHER_ALONE() -> Found:
+    """What a teacher says about a private record does not depend on the other records."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(FEATURES, 4), torch.nn.BatchNorm1d(4))
+    teacher = distill.Teacher.without_report(net)
+    x = torch.from_numpy(_asked(8))
+    other = torch.cat([x[:1], 3 * x[1:]])
+    if torch.equal(teacher.says(x, 1.0)[0], teacher.says(other, 1.0)[0]):
+        return None
+    return "what the teacher says about a record depends on other private records"
+
+
+@check("teacher told")
+def TEACHER_TOLD() -> Found:
+    """The report of a student says that the data of a teacher without a report are not
+    protected.
+    """
+    net, teacher = torch.nn.Linear(FEATURES, 2), torch.nn.Linear(FEATURES, 2)
+    plan = dpfy.dpsgd(records=40, batch_size=10, steps=2, clip_norm=1.0).with_noise(1.0, delta=1e-3)
+    with temporary() as folder:
+        found = distill.distil_privately(
+            distill.Teacher.without_report(teacher),
+            net,
+            torch.from_numpy(_asked(40)),
+            plan=plan,
+            optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+            run=Run(folder, seed=3),
+        )
+        told = " ".join(found.report["warnings"])
+    if "teacher's data are not protected" in told:
+        return None
+    return "the report of a student does not say that the teacher's data are not protected"
+
+
 CHECKS = (
+    TEACHER_ALONE,
+    TEACHER_TOLD,
     ONE_NUMBER,
     NUMBER_NOISE,
     ONE_VOTE,

@@ -22,6 +22,8 @@ from dpfy_lab.checks.prediction import (
     SMOOTH_BILL,
     STATED_BILL,
     STUDENT,
+    TEACHER_ALONE,
+    TEACHER_TOLD,
 )
 from dpfy_lab.selftest.mistake import mistake
 from dpfy_lab.selftest.patch import Patch
@@ -90,6 +92,27 @@ def _(patch: Patch) -> None:
 
     patch.around(f"{HOME}.pate.train_student", train_student)
     patch.around(f"{HOME}.student.SemiSupervised.learn", learn)
+
+
+@mistake(
+    "teacher-mixes",
+    "a teacher normalises private records by those beside them",
+    TEACHER_ALONE,
+    "dpfy.training.distill.Teacher.says",
+)
+def _(real: Any, self: Any, inputs: Any, temperature: float) -> Any:
+    with torch.no_grad():
+        return (self.model.train()(inputs) / temperature).softmax(1)
+
+
+@mistake(
+    "teacher-not-told",
+    "the report of a student is silent about a teacher without privacy",
+    TEACHER_TOLD,
+    "dpfy.plan.claim._taught_by",
+)
+def _(real: Any, teacher: Any) -> str:
+    return str(real({**teacher, "protected": True}))
 
 
 @mistake(
