@@ -82,6 +82,7 @@ class KeepRequest:
         content: What the choice of a person's rows looks at: whole numbers.
         limit: How many rows of a person are used.
         key: Chooses them; it follows from the secret of the run.
+        once: They are read once, so that an engine need not write them down.
     """
 
     group: Expression
@@ -89,6 +90,7 @@ class KeepRequest:
     content: tuple[Expression, ...] = ()
     limit: ContributionLimit = field(default_factory=ContributionLimit)
     key: str = ""
+    once: bool = False
 
 
 @dataclass(frozen=True)

@@ -105,9 +105,9 @@ class Dialect:
 
     def numbered(self, values: Sequence[float]) -> str:
         """A SELECT of values, v, and their places from 0, k."""
-        listed = ", ".join(map(str, values)) if isinstance(values[0], int) else None
-        listed = listed or ", ".join(map(self.double, values))
-        return f"SELECT unnest(range({len(values)})) AS k, unnest([{listed}]) AS v"
+        kind = "BIGINT" if isinstance(values[0], int) else "DOUBLE"
+        listed = ", ".join(f"'{value!r}'" for value in values)
+        return f"SELECT unnest(range({len(values)})) AS k, CAST(unnest([{listed}]) AS {kind}) AS v"
 
     def total(self, integer: str) -> str:
         """An exact sum of integers."""

@@ -29,6 +29,13 @@ class Expression:
     op: str
     parts: tuple[Any, ...] = ()
 
+    def __hash__(self) -> int:
+        found = self.__dict__.get("_hash")
+        if found is None:  # once: parts are shared, and lists of values are long
+            found = hash((self.op, self.parts))
+            object.__setattr__(self, "_hash", found)
+        return int(found)
+
     def __add__(self, other: Given) -> Expression:
         return Expression("+", (self, of(other)))
 

@@ -38,6 +38,8 @@ from dpfy.tables.table import PrivateTable
 OWNER = "dpfy_owner"
 FEW = 16
 """Lists of so many values are written out where they are looked up; longer ones are joined."""
+LONG = 4096
+"""Lists of so many values are kept as long as the rows: they are the same again and again."""
 STEPS = ("choose", "clip", "place", "whole", "toward zero", "lookup", "word place", "missing")
 """Operations that may name a part more than once: what they are made of is a column of a step."""
 
@@ -260,7 +262,8 @@ class SqlEngine(ABC):
             f"CAST({named[name]} AS {d.whole_type(column.low, column.high)}) AS {d.quoted(name)}"
             for name, column in asked.columns.items()
         )
-        return SqlRows(self, self.new_table(f"SELECT {narrow} FROM ({used}) AS used"))
+        sql = f"SELECT {narrow} FROM ({used}) AS used"
+        return SqlRows(self, f"({sql}) AS kept" if asked.once else self.new_table(sql))
 
     def used(
         self,
@@ -368,6 +371,7 @@ class SqlRows:
 
     def __init__(self, engine: SqlEngine, table: str) -> None:
         self._engine, self._table = engine, table
+        self._lists: dict[tuple[float, ...], str] = {}
 
     def sums(
         self, cells: Sequence[tuple[Expression, int]], values: Sequence[Expression] = ()
@@ -376,9 +380,10 @@ class SqlRows:
         engine, lists = self._engine, dict[tuple[float, ...], str]()
 
         def kept_list(listed: tuple[float, ...]) -> str:
-            if listed not in lists:
-                lists[listed] = engine.new_table(engine.dialect.numbered(listed))
-            return lists[listed]
+            held = self._lists if len(listed) >= LONG else lists
+            if listed not in held:
+                held[listed] = engine.new_table(engine.dialect.numbered(listed))
+            return held[listed]
 
         policy = CellPolicy(engine.schema, {}, engine.dialect)
         held = Selected(policy, self._table, None)
@@ -411,7 +416,9 @@ class SqlRows:
 
     def close(self) -> None:
         """See `KeptRows`."""
-        self._engine.forget(self._table)
+        for name in [*self._lists.values(), self._table]:
+            if name.isidentifier():
+                self._engine.forget(name)
 
 
 def _cell_sums(rows: Iterable[Sequence[Any]], width: int) -> CellSums:

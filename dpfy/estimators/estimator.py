@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,6 +27,7 @@ from dpfy.core.unit import EXAMPLE, Person, single_owner
 from dpfy.estimators import (
     bounding,
     columns,
+    engine_records,
     fitting,
     given,
     persons,
@@ -36,14 +38,16 @@ from dpfy.estimators import (
 from dpfy.estimators.budget import FitTerms, ReleaseNeed, rounds
 from dpfy.estimators.claim import FitClaim, ProofCondition
 from dpfy.estimators.columns import FeatureColumns, TableForm
+from dpfy.estimators.engine_records import EngineRecords, Records
 from dpfy.estimators.fitting import FinishedFit, FitSession, FittedArrays
-from dpfy.estimators.given import FileTable
+from dpfy.estimators.given import EngineTable, FileTable
 from dpfy.estimators.parameters import documented
 from dpfy.estimators.records import EncodedRecords
 from dpfy.estimators.steps import allowed as allowed_steps
 from dpfy.estimators.target import ClassTarget, NumberTarget, OpenTarget, Target
 from dpfy.runs.dataset import Dataset, DeltaRule, delta_of
 from dpfy.runs.run import Run
+from dpfy.tables.schema import Schema
 
 COMMON = (
     "epsilon",
@@ -156,6 +160,9 @@ class PrivateEstimator(BaseEstimator):
     cell_of_missing: ClassVar[bool] = False
     """Whether a missing value without a fill has a cell of its own; otherwise it is refused."""
 
+    in_engine: ClassVar[bool] = False
+    """Whether a fit needs nothing but sums of whole numbers, which an engine makes."""
+
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         """Every estimator is known by its name; what several have in common (`abstract`) is
         none.
@@ -171,9 +178,7 @@ class PrivateEstimator(BaseEstimator):
         """What will be released, from public facts alone."""
         raise NotImplementedError(type(self).__name__)
 
-    def _learn(
-        self, data: EncodedRecords, public: PublicFacts, fit: FitSession
-    ) -> Mapping[str, NDArray[Any]]:
+    def _learn(self, data: Any, public: PublicFacts, fit: FitSession) -> Mapping[str, NDArray[Any]]:
         """Released arrays by name. Whatever is not made of `fit.release` and `fit.choose` alone
         must not be in them.
         """
@@ -198,6 +203,15 @@ class PrivateEstimator(BaseEstimator):
     def _target_name(self) -> str | None:
         """The column of the schema that y holds."""
         return getattr(self, "target", None)
+
+    def _not_in_engine(self, target: str | None) -> str | None:
+        """What a fit needs that an engine does not make; None where it makes all."""
+        if not self.in_engine:
+            return type(self).__name__
+        held = Schema.of(self.schema)
+        predicted = target if target is not None else self._target_name()
+        features = tuple(c for c in held.features if c.name != predicted)
+        return engine_records.refusal(FeatureColumns.of(features, held.missing))
 
     # What is the same for all.
 
@@ -359,6 +373,8 @@ class PrivateEstimator(BaseEstimator):
         fit: FitSession,
         sample_weight: Any = None,
     ) -> FittedArrays:
+        if isinstance(X, EngineTable):
+            return self._fitted_in_engine(X, public, fit, sample_weight)
         data = self._read(X, y, public)
         if public.terms.replaced and public.person is None:  # the number of records is public
             data = replace(data, left_out=None)
@@ -376,7 +392,20 @@ class PrivateEstimator(BaseEstimator):
         with threads.threads(getattr(self, JOBS, 1)):
             return FittedArrays(self._learn(data, public, fit), self._facts(X, data, public.form))
 
-    def _facts(self, X: Any, data: EncodedRecords, form: TableForm) -> dict[str, Any]:
+    def _fitted_in_engine(
+        self, X: EngineTable, public: PublicFacts, fit: FitSession, sample_weight: Any
+    ) -> FittedArrays:
+        """Learn from a table that stays in its engine."""
+        if sample_weight is not None:
+            raise engine_records.unsupported("sample_weight")
+        name = None if public.target is None else self._target_name()
+        person = None if public.person is None else (public.person.column, public.person.at_most)
+        key = fit.key("records of persons")
+        found = EngineRecords.of(X, public.columns, public.target, name, person, key)
+        with closing(found) as data:
+            return FittedArrays(self._learn(data, public, fit), self._facts(X, data, public.form))
+
+    def _facts(self, X: Any, data: Records, form: TableForm) -> dict[str, Any]:
         """What a file says about the estimator beside its arrays: public, or bought."""
         facts: dict[str, Any] = {
             "estimator": type(self).__name__,
@@ -400,7 +429,7 @@ class PrivateEstimator(BaseEstimator):
             raise InvalidInput("X", "no records", rule)
         if aim is None:
             return held
-        values, there = _target_values(aim, y)
+        values, there = _target_values(aim, y, public.columns.missing)
         if len(values) != held.size:
             rule = (
                 f"must be one for each of the {held.size} records of X: inconsistent numbers of "
@@ -659,7 +688,9 @@ def _bounded(data: EncodedRecords, fit: FitSession) -> EncodedRecords:
     return replace(data, columns=known, given=records.filled(data.given, known))
 
 
-def _target_values(aim: Target, y: Any) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+def _target_values(
+    aim: Target, y: Any, missing: Sequence[str] = ()
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """The target of each record in its range, and which records have one. The others have the
     public fill, else the first class or the middle of the range.
     """
@@ -668,7 +699,7 @@ def _target_values(aim: Target, y: Any) -> tuple[NDArray[Any], NDArray[np.bool_]
         there = codes >= 0
         other = 0 if aim.fill is None else aim.labels.index(aim.fill)
         return np.where(there, codes, other), there | (aim.fill is not None)
-    values = target.numbers_of(y)
+    values = target.numbers_of(y, missing)
     there, fill = ~np.isnan(values), None
     low, high = -records.FARTHEST, records.FARTHEST
     if isinstance(aim, NumberTarget):

@@ -74,6 +74,17 @@ def most_records(largest: float, bits: int) -> int:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """Sums in whole steps of 2^-bits: those of many records leave what doubles have exactly."""
+
+    counts: NDArray[np.int64]
+    bits: int
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.ldexp(self.counts.astype(np.float64), -self.bits).astype(dtype or np.float64)
+
+
+@dataclass(frozen=True)
 class FittedArrays:
     """What a fit leaves: released arrays by name, and facts about them as JSON."""
 
@@ -196,7 +207,7 @@ class FitSession:
         """A round by its name: its bound is what contributions are clipped to."""
         return self.claim.first_step(name)[0]
 
-    def release(self, name: str, total: NDArray[Any], bits: int = 0) -> Floats:
+    def release(self, name: str, total: NDArray[Any] | Steps, bits: int = 0) -> Floats:
         """The next release of a round: a sum of contributions, in whole steps of 2^-bits, with its
         noise.
 
@@ -245,7 +256,7 @@ class FitSession:
         held, step = self._next(name)
         if not isinstance(held.event, events.BoundedRange):
             raise InvalidInput("round", name, "is a sum, not a choice")
-        counts = _counts(scores, bits)
+        counts = in_steps(scores, bits)
         tool = Exponential(held.event.epsilon, monotone, adjacency=self.claim.adjacency)
         stream = source(self._event, self._begun(name, step, counts), self._folder.randomness, step)
         width = max(1, math.floor(held.bound * 2.0**bits)) * tool.moves * (1 if monotone else 2)
@@ -291,24 +302,26 @@ class FitSession:
         return self._folder.begin(self.claim.name)
 
 
-def _counts(total: NDArray[Any], bits: int) -> NDArray[np.int64]:
+def in_steps(total: NDArray[Any] | Steps, bits: int) -> NDArray[np.int64]:
     """A sum in whole steps. Double precision made it without rounding, so that nothing is lost
     here.
     """
     check.integer("bits", bits, least=0, most=EXACT)
+    if isinstance(total, Steps):
+        return total.counts
     value = np.asarray(total)
     if value.dtype.kind in "biu":
         return value.astype(np.int64) << bits
     return np.rint(np.ldexp(value, bits)).astype(np.int64)
 
 
-def _laid(total: NDArray[Any], bits: int, scale: float) -> tuple[NDArray[np.int64], int]:
+def _laid(total: NDArray[Any] | Steps, bits: int, scale: float) -> tuple[NDArray[np.int64], int]:
     """A sum in whole steps, and their fractional bits: at least `FINE` bits finer than the noise,
     which is then hardly widened.
 
     What leaves the range of 62 bits counts as its end, which moves two sums no farther apart.
     """
-    counts, more = _counts(total, bits), fine(bits, scale) - bits
+    counts, more = in_steps(total, bits), fine(bits, scale) - bits
     most = (1 << 62) >> more
     return np.clip(counts, -most, most) << more, bits + more
 

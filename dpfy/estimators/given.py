@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.core.errors import InvalidInput
+from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.engines.sources import column_names, parquet_files
 from dpfy.runs.dataset import Dataset
 from dpfy.tables.sources import TableFile, cells_of
 
@@ -40,6 +41,25 @@ class FileTable(TableFile):
                 f"must be a column of {self._file.name}: {', '.join(self.names)[:200]}",
             )
         return FileColumn(self, name)
+
+
+class EngineTable(FileTable):
+    """A table that stays in its engine: Parquet files, a table of a DuckDB database, a relation."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        names = column_names(source)
+        self.names = tuple(TableFile(source).names if names is None else names)
+        shown = Path(source).name if isinstance(source, str | Path) else type(source).__name__
+        self._file = Path(shown)  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"EngineTable({self._file.name!r})"
+
+    def column(self, name: str) -> NDArray[Any]:
+        """No column leaves the engine."""
+        rule = "give one file, which is read into memory"
+        raise Unsupported(f"the column {name} of a table that stays in its engine", rule)
 
 
 class FileColumn:
@@ -83,6 +103,26 @@ class HeldTable(FileTable):
         return self._held
 
 
+def table_for(
+    estimator: PrivateEstimator, source: Any, names: tuple[str, ...], target: str | None
+) -> FileTable:
+    """The table of an estimator: one that stays in its engine, where there is an engine for it and
+    the estimator needs nothing but its sums.
+
+    Raises:
+        Unsupported: Only an engine reads it, and the estimator needs more than sums.
+    """
+    engine = column_names(source) is not None
+    if engine or (isinstance(source, str | Path) and parquet_files(str(source)) is not None):
+        why = estimator._not_in_engine(target)
+        if why is None:
+            return EngineTable(source)
+        if engine:
+            way = "use one file or a table in memory, or another estimator or solver"
+            raise Unsupported(f"{why} on a table that stays in its engine", way)
+    return FileTable(source) if isinstance(source, str | Path) else HeldTable(source, names)
+
+
 def taken(
     estimator: PrivateEstimator, data: Dataset, target: str | None
 ) -> tuple[PrivateEstimator, FileTable, FileColumn | None]:
@@ -101,7 +141,7 @@ def taken(
     made.__dict__.update(_budget=data.budget, _rule=data.rule(estimator.delta, DELTA))
     source = data.source
     names = tuple(column.name for column in data.schema.columns)
-    table = FileTable(source) if isinstance(source, str | Path) else HeldTable(source, names)
+    table = table_for(made, source, names, target)
     said = target if target is not None else getattr(estimator, "target", None)
     if not hasattr(estimator, "target"):
         if target is not None:

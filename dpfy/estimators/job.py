@@ -26,7 +26,7 @@ from dpfy.estimators.estimator import (
     every,
     load,
 )
-from dpfy.estimators.given import FileTable
+from dpfy.estimators.given import FileTable, table_for
 from dpfy.report.verify import verify
 from dpfy.runs.run import Progress, Run
 from dpfy.tables.columns import Column, Number
@@ -117,7 +117,7 @@ class FitRequest:
         kind = kind_for(self.estimator, self.schema, self.target)
         made = kind(**self.given, schema=self.schema, run=place)
         made._progress = progress  # type: ignore[attr-defined]
-        table = FileTable(self.data)
+        table = table_for(made, self.data, (), self.target)
         if not issubclass(kind, PrivateClassifier | PrivateRegressor):
             if self.target is not None:
                 raise InvalidInput(

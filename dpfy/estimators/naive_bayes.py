@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from dpfy.core import check
 from dpfy.estimators.bounding import one_of_each
 from dpfy.estimators.budget import ReleaseNeed
+from dpfy.estimators.engine_records import Records
 from dpfy.estimators.estimator import PrivateClassifier, PublicFacts
 from dpfy.estimators.explanation import Explanation
 from dpfy.estimators.fitting import FitSession
-from dpfy.estimators.records import WEIGHT_BITS, EncodedRecords, parts
+from dpfy.estimators.records import WEIGHT_BITS, EncodedRecords
+from dpfy.tables.columns import Number, OpenColumn
 
 COUNTS = "counts"
 
@@ -53,6 +55,8 @@ class NaiveBayes(PrivateClassifier):
 
     bins: int = 16
 
+    in_engine: ClassVar[bool] = True
+
     def _needs(self, public: PublicFacts) -> Sequence[ReleaseNeed]:
         check.integer("bins", self.bins, least=2, most=4096)
         return [ReleaseNeed(COUNTS, one_of_each(len(public.columns.columns), public.terms))]
@@ -61,17 +65,15 @@ class NaiveBayes(PrivateClassifier):
         return {COUNTS: WEIGHT_BITS} if public.terms.weighted else {}
 
     def _learn(
-        self, data: EncodedRecords, public: PublicFacts, fit: FitSession
+        self, data: Records, public: PublicFacts, fit: FitSession
     ) -> Mapping[str, NDArray[Any]]:
-        starts = np.concatenate([[0], np.cumsum(data.cells(self.bins, slice(0))[1])]).astype(
-            np.int64
-        )
-        counts = np.zeros(data.classes * starts[-1], np.float64)
-        for part in parts(data.size):
-            at = data.cells(self.bins, part)[0] + starts[:-1] + data.labels[part, None] * starts[-1]
-            weights = None if data.weights is None else np.repeat(data.weights[part], at.shape[1])
-            counts += np.bincount(at.ravel(), weights, len(counts))
-        counts = counts.reshape(data.classes, starts[-1])
+        sizes = [
+            self.bins if isinstance(column, Number) else len(column.words) + 1
+            for column in data.columns.columns
+            if not isinstance(column, OpenColumn)
+        ]
+        starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        counts = data.class_cells(self.bins)
         return {
             "counts": fit.release(COUNTS, counts, self._bits(public).get(COUNTS, 0)),
             "starts": starts,

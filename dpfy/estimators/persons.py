@@ -6,8 +6,6 @@ order of the table nor on anybody else, and nobody who lacks the secret of the r
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,9 +14,10 @@ from numpy.typing import NDArray
 
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Person
+from dpfy.engines.contributions import ContributionLimit
 from dpfy.estimators.claim import ProofCondition
 from dpfy.estimators.records import EncodedRecords
-from dpfy.tables.cells import listed, word
+from dpfy.tables.table import owners_of
 
 Codes = NDArray[np.int64]
 NOBODY = -1
@@ -76,29 +75,6 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)[:80]
 
 
-def numbered(cells: Any, missing: Sequence[str] = ()) -> tuple[list[str], Codes]:
-    """The names of persons, and the place of each record's among them: `NOBODY` where it has none.
-
-    Guarantees: no cell raises an error, and none changes how another is read.
-    """
-    held = cells if hasattr(cells, "to_pylist") else _array(cells).tolist()
-    words = [word(cell) for cell in (listed(held) if held is cells else held)]
-    nobody = {"", "nan", "NaN", "NaT", "<NA>", *missing}
-    place: dict[str, int] = {}
-    codes = [NOBODY if w in nobody else place.setdefault(w, len(place)) for w in words]
-    return list(place), np.array(codes, np.int64)
-
-
-def _array(cells: Any) -> NDArray[Any]:
-    held = cells.to_numpy() if hasattr(cells, "to_numpy") else np.asarray(cells)
-    if held.ndim == 2 and held.shape[1] == 1:
-        held = held[:, 0]
-    if held.ndim != 1:
-        rule = "must have one name of a person for each record"
-        raise InvalidInput("users", f"shape {held.shape}", rule)
-    return np.asarray(held)
-
-
 def bounded(records: EncodedRecords, cells: Any, at_most: int, key: bytes) -> EncodedRecords:
     """The records that are used, those of a person one after the other.
 
@@ -111,32 +87,28 @@ def bounded(records: EncodedRecords, cells: Any, at_most: int, key: bytes) -> En
     Guarantees: of each person there are at most `at_most` records. Which ones depends on that
     person's records and the key alone, not on their order.
     """
-    names, owners = numbered(cells, records.columns.missing)
+    owners, names = owners_of(cells_of(cells))
     if len(owners) != records.size:
         rule = f"must be one for each of the {records.size} records of X"
         raise InvalidInput("users", f"{len(owners)} names", rule)
     if records.left_out is not None:
         owners = np.where(records.left_out, NOBODY, owners)
+    kept = ContributionLimit(at_most).kept(
+        owners, np.zeros(records.size, np.int64), names, records.content(), key.hex()
+    )
     order = np.argsort(owners, kind="stable")
-    order = order[np.searchsorted(owners[order], 0) :]
-    rows = PersonRows.of(owners[order])
-    kept = np.ones(len(order), bool)
-    for start, end in zip(rows.starts.tolist(), rows.ends.tolist(), strict=True):
-        if end - start > at_most:
-            mine = order[start:end]
-            name = names[owners[mine[0]]].encode("utf-8", "surrogatepass")
-            tags = [_tag(records, row, name, key) for row in mine.tolist()]
-            kept[start:end] = False
-            chosen = sorted(range(end - start), key=tags.__getitem__)[:at_most]
-            kept[[start + k for k in chosen]] = True
-    order = order[kept]
+    order = order[kept[order]]
     return replace(records.rows(order), owners=owners[order])
 
 
-def _tag(records: EncodedRecords, row: int, name: bytes, key: bytes) -> bytes:
-    """A keyed hash of a record; equal records of a person have the same, and are the same."""
-    whole = hashlib.blake2b(name, key=key, digest_size=16)
-    for part in (records.given, records.codes, records.target, records.weights):
-        if part is not None:
-            whole.update(part[row].tobytes())
-    return whole.digest()
+def cells_of(cells: Any) -> Any:
+    """One name of a person for each record."""
+    if hasattr(cells, "to_pylist"):
+        return cells
+    held = cells.to_numpy() if hasattr(cells, "to_numpy") else np.asarray(cells)
+    if held.ndim == 2 and held.shape[1] == 1:
+        held = held[:, 0]
+    if held.ndim != 1:
+        rule = "must have one name of a person for each record"
+        raise InvalidInput("users", f"shape {held.shape}", rule)
+    return held

@@ -27,6 +27,8 @@ Codes = NDArray[np.int64]
 FARTHEST = 2.0**40
 """Where infinity lies, as long as no range is known."""
 WEIGHT_BITS = 12
+CONTENT = 2.0**53
+"""What the choice of a person's records looks at: numbers in whole shares of their range."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,6 +82,48 @@ class EncodedRecords:
     def part(self, place: slice) -> EncodedRecords:
         """Some of the records."""
         return self.rows(place)
+
+    def content(self) -> list[Codes]:
+        """All that the choice of a person's records looks at, in whole numbers."""
+        found, category = [], 0
+        shares, numbers = None, 0
+        if not self.columns.open:
+            shares = _unit(self.given, self.columns)
+        for column in self.columns.columns:
+            if isinstance(column, Category):
+                found.append(self.codes[:, category])
+                category += 1
+                continue
+            if shares is None:
+                found.append(self.given[:, numbers].view(np.int64))
+            else:
+                share = shares[:, numbers]
+                found.append(np.rint(np.where(np.isnan(share), -1.0, share * CONTENT)).astype(int))
+            numbers += 1
+        if isinstance(self.aim, ClassTarget):
+            found.append(self.labels)
+        elif isinstance(self.aim, NumberTarget):
+            low, high = self.aim.low, self.aim.high
+            share = (self.numeric[1] - low) * (1 / (high - low))
+            found.append(np.rint(share * CONTENT).astype(np.int64))
+        elif self.target is not None:
+            found.append(np.ascontiguousarray(self.target, np.float64).view(np.int64))
+        if self.weights is not None:
+            found.append(np.rint(self.weights * 2.0**WEIGHT_BITS).astype(np.int64))
+        return found
+
+    def class_cells(self, bins: int) -> Floats:
+        """How many records of each class lie in each cell of every column, or the sum of their
+        weights [classes, cells of all columns].
+        """
+        sizes = self.cells(bins, slice(0))[1]
+        starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        counts = np.zeros(self.classes * starts[-1], np.float64)
+        for part in parts(self.size):
+            at = self.cells(bins, part)[0] + starts[:-1] + self.labels[part, None] * starts[-1]
+            weights = None if self.weights is None else np.repeat(self.weights[part], at.shape[1])
+            counts += np.bincount(at.ravel(), weights, len(counts))
+        return counts.reshape(self.classes, starts[-1])
 
     def rows(self, place: slice | Codes) -> EncodedRecords:
         """The records at these places, without their owners."""

@@ -191,6 +191,6 @@ def column_of(y: Any) -> NDArray[Any]:
     return held
 
 
-def numbers_of(y: Any) -> NDArray[np.float64]:
+def numbers_of(y: Any, missing: Sequence[str] = ()) -> NDArray[np.float64]:
     """The numbers of a regression; NaN where one is missing."""
-    return reading.numbers(column_of(y), ())
+    return reading.numbers(column_of(y), missing)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
+from dpfy.engines.expressions import Expression, choose, code, number
 from dpfy.tables.columns import Column, Date, Number, WordColumn
 
 Codes = NDArray[np.int64]
@@ -98,6 +99,10 @@ class TableColumn(ABC):
     def placed(self, found: Any) -> Codes:
         """The cell of each value that the column has parsed."""
 
+    @abstractmethod
+    def place(self) -> Expression:
+        """The cell of a row, for engines."""
+
     def values(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """Written values as numbers, words as their places; NaN where one is missing."""
         found = self.column.parse(texts, self.missing)
@@ -150,6 +155,11 @@ class ListedColumn(TableColumn):
     def placed(self, found: Any) -> Codes:
         """See `TableColumn`."""
         return np.where(self.column.fits(found), found, self.nowhere)
+
+    def place(self) -> Expression:
+        """See `TableColumn`."""
+        found = code(self.name)
+        return choose(found < self.known, found, self.nowhere)
 
     def label(self, cell: int) -> str:
         """See `TableColumn`."""
@@ -213,6 +223,11 @@ class BinnedColumn(TableColumn):
     def placed(self, found: Any) -> Codes:
         """See `TableColumn`."""
         return np.where(np.isnan(found), self.nowhere, self._binned(found))
+
+    def place(self) -> Expression:
+        """See `TableColumn`."""
+        found = number(self.name)
+        return choose(found.missing(), self.nowhere, found.place(self.edges[1:-1]))
 
     def label(self, cell: int) -> str:
         """See `TableColumn`."""

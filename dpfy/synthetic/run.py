@@ -226,7 +226,8 @@ def execute(
     start = () if public is None else public_potentials(public, made.domain, options.most_cells)
     with RunFolder(place, made.claim) as folder, one_thread():
         progress("counting", 0.0)
-        marginals = count(data, made.domain, made.weights, made.terms.owners)
+        key = folder.randomness.key("records of persons", 0, 32).hex()
+        marginals = count(data, made.domain, made.weights, made.terms.owners, key, progress)
         _check_records(marginals, made.terms)
         folder.bind("counts", marginals.fingerprint())
         name = made.claim.name

@@ -69,21 +69,40 @@ def test_any_source_gives_the_same(tmp_path):
     assert count(shuffled, DOMAIN, ALL).fingerprint() == due
 
 
-def test_the_first_records_of_a_person_are_used_whatever_the_chunks():
+def test_the_records_of_a_person_are_chosen_alike_whatever_the_order_and_the_chunks():
     held = people(300)
-    for rows in (7, 300):
-        for most in (1, 2, 5):
-            used = np.concatenate(
-                list(encoded(held, DOMAIN, RecordOwners("id", most), rows)), axis=1
-            )
-            seen: Counter[str] = Counter()
-            kept = [
-                row
-                for row, owner in enumerate(held["id"])
-                if seen.update([owner]) or seen[owner] <= most
-            ]
-            whole = np.concatenate(list(encoded(held, DOMAIN)), axis=1)
-            assert (used == whole[:, kept]).all()
+    order = np.random.default_rng(5).permutation(300)
+    mixed = {name: [column[k] for k in order] for name, column in held.items()}
+    sizes = Counter(held["id"])
+    for most in (1, 2, 5):
+        owners = RecordOwners("id", most)
+        used = [
+            np.concatenate(list(encoded(source, DOMAIN, owners, rows, "key")), axis=1)
+            for source, rows in ((held, 300), (held, 7), (mixed, 300))
+        ]
+        assert used[0].shape[1] == sum(min(size, most) for size in sizes.values())
+        assert (used[0] == used[1]).all()
+        assert Counter(map(tuple, used[0].T)) == Counter(map(tuple, used[2].T))
+    others = np.concatenate(list(encoded(held, DOMAIN, owners, 300, "another key")), axis=1)
+    assert Counter(map(tuple, used[0].T)) != Counter(map(tuple, others.T))
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_an_engine_counts_as_memory_does(tmp_path, monkeypatch, owned):
+    pandas = pytest.importorskip("pandas")
+    held = people(300)
+    held["age"][:6] = ["-3", "nan", "inf", "1e300", "?", ""]
+    held["job"][:3] = ["unheard of", " clerk", ""]
+    owners = RecordOwners("id", 2) if owned else None
+    due = count(held, DOMAIN, ALL, owners, "key")
+    frame = pandas.DataFrame(held)
+    order = np.random.default_rng(1).permutation(300)
+    for k, part in enumerate(np.array_split(order, 3)):
+        frame.iloc[part].to_parquet(tmp_path / f"{k}.parquet", index=False)
+    for most in (counts.MOST_SETS, 4):
+        monkeypatch.setattr(counts, "MOST_SETS", most)
+        found = count(str(tmp_path / "*.parquet"), DOMAIN, ALL, owners, "key")
+        assert found.fingerprint() == due.fingerprint()
 
 
 def test_a_person_changes_no_table_by_more_than_the_bound():

@@ -25,11 +25,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from dpfy.estimators.budget import ReleaseNeed
-from dpfy.estimators.fitting import FitSession
+from dpfy.estimators.fitting import FitSession, Steps
 from dpfy.estimators.linear.design import BITS, RowLayout, unit_rows
 from dpfy.estimators.linear.solver import (
     UNIT,
@@ -79,7 +80,7 @@ class GradientDescentSolver(Solver):
     def solve(self, problem: LinearProblem, fit: FitSession) -> LinearSolution:
         task, design, radius = problem.task, problem.design, problem.radius
         size, mean = moments(problem, fit)
-        held, outputs = fit.round(GRADIENTS), problem.target.shape[1]
+        held, outputs = fit.round(GRADIENTS), task.outputs
         steepest = cut(
             task.loss,
             task.clip,
@@ -100,8 +101,9 @@ class GradientDescentSolver(Solver):
         before: tuple[Floats, Floats] | None = None
         first_kept = held.releases - math.ceil(held.releases * LATER)
 
-        def slopes(scores: Floats, part: slice) -> Floats:
-            return unit_rows(task.loss.slopes(scores, problem.target[part]) * (1 / steepest))
+        def slopes(scores: Any, part: slice | None) -> Any:
+            target = problem.target if part is None else problem.target[part]
+            return unit_rows(task.loss.slopes(scores, target) * (1 / steepest))
 
         for step in range(held.releases):
             total = design.gradient(weights * radius, slopes, shortens(task))
@@ -230,8 +232,7 @@ def moments(problem: LinearProblem, fit: FitSession) -> tuple[float, Floats]:
     row, half says that it is there.
     """
     design, half = problem.design, 0.5**0.5
-    sums = design.total(np.full((design.size, 1), half))[:, 0]
-    released = fit.release(MOMENTS, np.append(sums, design.mass(half)), BITS)
+    released = fit.release(MOMENTS, Steps(design.moments(half), BITS), BITS)
     size = max(float(released[-1]) / half, 1.0)
     mean = released[:-1] / half * design.radius / size
     mean[: problem.task.layout.constant] = 1.0

@@ -18,8 +18,10 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
+from dpfy.engines.aggregates import MOST
+from dpfy.engines.expressions import Expression
 from dpfy.estimators.columns import FeatureColumns
-from dpfy.estimators.fitting import EXACT
+from dpfy.estimators.fitting import EXACT, in_steps
 from dpfy.estimators.persons import PersonRows
 from dpfy.estimators.records import EncodedRecords, parts
 
@@ -93,8 +95,11 @@ class RowLayout:
         """The norm of the features of each record."""
         squares = np.empty(data.size)
         for part in parts(data.size):
-            scaled = data.scaled(part)
-            squares[part] = np.einsum("ij,ij->i", scaled, scaled)
+            scaled: Floats = data.scaled(part)
+            found = np.zeros(len(scaled))
+            for k in range(scaled.shape[1]):  # one after the other, as every engine adds them
+                found = found + scaled[:, k] * scaled[:, k]
+            squares[part] = found
         for k, size in enumerate(self.sizes):
             squares += data.codes[:, k] < size
         return np.sqrt(squares)
@@ -243,6 +248,13 @@ class Design:
 
         return self._sum(product, BITS, BLOCK)
 
+    def moments(self, factor: float) -> NDArray[np.int64]:
+        """`total` of this factor for every record, and `mass` of it, in whole steps of
+        2^-BITS.
+        """
+        sums = self.total(np.full((self.size, 1), factor))[:, 0]
+        return in_steps(np.append(sums, self.mass(factor)), BITS)
+
     def mass(self, factor: float) -> float:
         """What `total` of this factor for every record adds to a coordinate that is one."""
         if self.weights is None:
@@ -281,9 +293,9 @@ class Design:
 
         return self._sum(product, BITS, BLOCK, whole_persons=at_most is not None)
 
-    def gram(self, factors: Floats | None = None) -> Floats:
-        """The sum over records of row times row, exact with `GRAM` bits, and beside it, from the
-        same reading, `total(factors)`.
+    def gram(self, factors: Floats | None = None) -> NDArray[np.int64]:
+        """The sum over records of row times row, in whole steps of 2^-GRAM, and beside it, from the
+        same reading, `total(factors)`. Factors are moved into [-1, 1].
 
         Guarantees: a record adds a matrix of at most Frobenius norm 1.
         """
@@ -296,10 +308,10 @@ class Design:
             squares = np.asarray(found.toarray() if scipy.sparse.issparse(found) else found)
             if factors is None:
                 return squares
-            beside = _cut(factors[part] * (1.0 if roots is None else roots))
+            beside = _cut(np.clip(factors[part], -1.0, 1.0) * (1.0 if roots is None else roots))
             return np.concatenate([squares, np.asarray(rows.T @ beside)], axis=1)
 
-        return self._sum(product, GRAM, GRAM_BLOCK)
+        return self._whole_sum(product, GRAM, GRAM_BLOCK)
 
     def _sum(
         self,
@@ -311,17 +323,26 @@ class Design:
         """A sum of products over parts of the records, of which none divides a person where that
         is asked for. What `most` records add up to is exact; beyond, whole numbers are added.
         """
+        whole = self._whole_sum(product, bits, most, whole_persons)
+        return np.ldexp(np.clip(whole, -(1 << EXACT), 1 << EXACT).astype(np.float64), -bits)
+
+    def _whole_sum(
+        self,
+        product: Callable[[Any, slice], Floats],
+        bits: int,
+        most: int,
+        whole_persons: bool = False,
+    ) -> NDArray[np.int64]:
+        """The same in whole steps of 2^-bits."""
         if self._whole is not None and self.size <= most:
-            return product(self._whole, slice(0, self.size))
+            return in_steps(product(self._whole, slice(0, self.size)), bits)
         whole: Any = 0
         for block in self._parts(most, whole_persons):
             total: Any = 0.0
             for place in block:
                 total = total + product(self.part(place), place)
-            if self.size <= most:
-                return np.asarray(total)
-            whole = whole + np.rint(np.ldexp(total, bits)).astype(np.int64)
-        return np.ldexp(np.clip(whole, -(1 << EXACT), 1 << EXACT).astype(np.float64), -bits)
+            whole = whole + in_steps(np.asarray(total), bits)
+        return np.clip(whole, -MOST, MOST)
 
     def _parts(self, most: int, whole_persons: bool) -> list[list[slice]]:
         """Parts of the records, in blocks of which each has at most `most` of them."""
@@ -415,8 +436,10 @@ def _cut(factors: Floats) -> Floats:
     return cut
 
 
-def unit_rows(factors: Floats) -> Floats:
-    """Factors of each record, shortened to norm 1."""
+def unit_rows(factors: Any) -> Any:
+    """Factors of each record, shortened to norm 1; those of an engine are one expression."""
+    if isinstance(factors, Expression):
+        return factors.clip(-SAFE, SAFE)
     if factors.shape[1] == 1:
         return np.clip(factors, -SAFE, SAFE)
     norms = np.sqrt(np.einsum("ij,ij->i", factors, factors))

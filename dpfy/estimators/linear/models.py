@@ -6,16 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core import check, plugins
 from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.engines.expressions import Expression
 from dpfy.estimators.budget import FitTerms, ReleaseNeed
 from dpfy.estimators.claim import ProofCondition
 from dpfy.estimators.columns import FeatureColumns
+from dpfy.estimators.engine_records import EngineRecords, Records
 from dpfy.estimators.estimator import (
     PrivateClassifier,
     PrivateEstimator,
@@ -23,7 +25,7 @@ from dpfy.estimators.estimator import (
     PublicFacts,
 )
 from dpfy.estimators.explanation import Explanation
-from dpfy.estimators.fitting import FitSession
+from dpfy.estimators.fitting import FitSession, fixed
 from dpfy.estimators.linear.descent import GradientDescentSolver
 from dpfy.estimators.linear.design import RowLayout
 from dpfy.estimators.linear.solver import (
@@ -52,6 +54,8 @@ SOLVERS: dict[str, Solver] = {
     "statistics": SecondMomentSolver(),
 }
 """The solvers of dpfy by their names: the values of `solver`."""
+TARGET = 30
+"""Fractional bits of the target of a regression, on the scale [-1, 1]."""
 LAB = ("newton", "objective", "approximate-minima", "output", "bolt-on")
 """Those of the distribution dpfy-lab."""
 
@@ -96,10 +100,12 @@ class LinearModel(PrivateEstimator, abstract=True):
     clip: float | None = None
     rounds: int | None = None
 
+    in_engine: ClassVar[bool] = True
+
     def _loss(self, outputs: int) -> ScoreLoss:
         raise NotImplementedError(type(self).__name__)
 
-    def _aims(self, data: EncodedRecords) -> Floats:
+    def _aims(self, data: Any) -> Any:
         """The target of each record as the loss wants it [records, outputs]."""
         raise NotImplementedError(type(self).__name__)
 
@@ -135,11 +141,20 @@ class LinearModel(PrivateEstimator, abstract=True):
     def _bits(self, public: PublicFacts) -> Mapping[str, int]:
         return self._solver().bits(self._task(public.columns, public.target, public.terms))
 
+    def _not_in_engine(self, target: str | None) -> str | None:
+        loss, solver = self._loss(1), self.solver
+        quadratic = isinstance(loss, HuberLoss)
+        exact = solver == "gradient" and (quadratic or isinstance(loss, HuberHingeLoss))
+        exact &= self.unit is None or self.unit.at_most == 1
+        if not (exact or (solver in ("statistics", "functional") and quadratic)):
+            return f"{type(self).__name__} with solver={solver!r}"
+        return super()._not_in_engine(target)
+
     def _conditions(self, public: PublicFacts) -> Sequence[ProofCondition]:
         return self._solver().conditions(self._task(public.columns, public.target, public.terms))
 
     def _learn(
-        self, data: EncodedRecords, public: PublicFacts, fit: FitSession
+        self, data: Records, public: PublicFacts, fit: FitSession
     ) -> Mapping[str, NDArray[Any]]:
         task = self._task(data.columns, data.aim, public.terms)
         problem = problem_of(task, data, self._aims(data), fit, self._solver().keeps_rows)
@@ -208,7 +223,9 @@ class LogisticRegression(PrivateClassifier, LinearModel):
     def _loss(self, outputs: int) -> ScoreLoss:
         return LogisticLoss() if outputs == 1 else SoftmaxLoss()
 
-    def _aims(self, data: EncodedRecords) -> Floats:
+    def _aims(self, data: Any) -> Any:
+        if isinstance(data, EngineRecords):
+            return data.label
         if data.classes == 2:
             return data.labels[:, None].astype(np.float64)
         return np.eye(data.classes)[data.labels]
@@ -260,7 +277,9 @@ class LinearSVC(PrivateClassifier, LinearModel):
     def _loss(self, outputs: int) -> ScoreLoss:
         return HuberHingeLoss()
 
-    def _aims(self, data: EncodedRecords) -> Floats:
+    def _aims(self, data: Any) -> Any:
+        if isinstance(data, EngineRecords):
+            return data.label
         return data.labels[:, None].astype(np.float64)
 
     def decision_function(self, X: Any) -> Floats:
@@ -298,9 +317,12 @@ class LinearRegression(PrivateRegressor, LinearModel):
     def _loss(self, outputs: int) -> ScoreLoss:
         return HuberLoss()
 
-    def _aims(self, data: EncodedRecords) -> Floats:
+    def _aims(self, data: Any) -> Any:
         aim, values = data.numeric
-        return ((values - aim.middle) / aim.half)[:, None]
+        scaled = (values - aim.middle) / aim.half
+        if isinstance(scaled, Expression):
+            return (scaled * 2.0**TARGET).whole() * 2.0**-TARGET
+        return fixed(scaled, TARGET)[:, None]
 
     def _restore(self, model: Mapping[str, NDArray[Any]]) -> None:
         super()._restore(model)

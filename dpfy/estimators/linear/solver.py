@@ -27,7 +27,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +35,15 @@ from scipy.special import expit
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bound
+from dpfy.engines.expressions import kept
 from dpfy.estimators.bounding import one_of_each
 from dpfy.estimators.budget import FitTerms, ReleaseNeed
 from dpfy.estimators.claim import ProofCondition
-from dpfy.estimators.fitting import FitSession
+from dpfy.estimators.engine_records import EngineRecords, Records
+from dpfy.estimators.fitting import FitSession, Steps
+from dpfy.estimators.linear import engine_design
 from dpfy.estimators.linear.design import GRAM, Design, RowLayout
-from dpfy.estimators.records import EncodedRecords
+from dpfy.estimators.linear.engine_design import EngineDesign
 
 Floats = NDArray[np.float64]
 
@@ -123,7 +126,7 @@ class HuberLoss(ScoreLoss):
     usual: ClassVar[float] = 1.0
 
     def slopes(self, scores: Floats, target: Floats) -> Floats:
-        return np.asarray(scores - target)
+        return scores - target
 
     def bends(self, scores: Floats, target: Floats) -> Floats:
         return np.ones(len(scores))
@@ -142,10 +145,9 @@ class HuberHingeLoss(ScoreLoss):
     WIDTH: ClassVar[float] = 0.5
 
     def slopes(self, scores: Floats, target: Floats) -> Floats:
-        sign = 2 * target - 1
-        return np.asarray(
-            -sign * np.clip((1 + self.WIDTH - sign * scores) / (2 * self.WIDTH), 0.0, 1.0)
-        )
+        sign = target * 2.0 - 1.0
+        inside = (sign * scores * -1.0 + (1 + self.WIDTH)) / (2 * self.WIDTH)
+        return sign * -1.0 * inside.clip(0.0, 1.0)
 
     def bends(self, scores: Floats, target: Floats) -> Floats:
         margin = (2 * target - 1) * scores
@@ -217,8 +219,8 @@ class LinearProblem:
     """
 
     task: LinearTask
-    design: Design
-    target: Floats
+    design: Any
+    target: Any
     norm: float
 
     @property
@@ -282,12 +284,14 @@ def norm_needs(norm: float | None, terms: FitTerms) -> list[ReleaseNeed]:
 
 
 def problem_of(
-    task: LinearTask, data: EncodedRecords, target: Floats, fit: FitSession, keep: bool = True
+    task: LinearTask, data: Records, target: Any, fit: FitSession, keep: bool = True
 ) -> LinearProblem:
     """The records as rows, whose features are shortened to the public norm or to the median, which
     is bought.
     """
     layout = task.layout
+    if isinstance(data, EngineRecords):
+        return _problem_in_engine(task, data, target, fit, keep)
     if task.norm is not None and task.norm >= layout.largest:
         return LinearProblem(
             task, Design(layout, data, layout.largest, keep=keep), target, layout.largest
@@ -297,13 +301,35 @@ def problem_of(
     return LinearProblem(task, Design(layout, data, norm, norms, keep), target, norm)
 
 
-def bought_norm(layout: RowLayout, norms: Floats, fit: FitSession, share: float = MIDDLE) -> float:
+def _problem_in_engine(
+    task: LinearTask, data: EngineRecords, target: Any, fit: FitSession, keep: bool
+) -> LinearProblem:
+    layout = task.layout
+    norm = bought_norm(layout, data, fit) if task.norm is None else task.norm
+    norm = min(norm, layout.largest)
+    design = EngineDesign(layout, data, target, norm, keep)
+    return LinearProblem(task, design, kept("target") * 2.0**-30, norm)
+
+
+def norm_counts(norms: Floats, edges: Floats) -> NDArray[np.int64]:
+    """How many norms lie in each cell between edges that fall."""
+    places = np.clip(np.searchsorted(-edges, -norms, side="left") - 1, 0, len(edges) - 1)
+    return np.bincount(places, minlength=len(edges))
+
+
+def bought_norm(
+    layout: RowLayout, norms: Floats | EngineRecords, fit: FitSession, share: float = MIDDLE
+) -> float:
     """The norm that this share of records has at most, rounded up to the edge of a cell; the
     largest possible one where noise hides it.
     """
-    edges = layout.largest * RATIO ** np.arange(CELLS)  # from the largest down
-    places = np.clip(np.searchsorted(-edges, -norms, side="left") - 1, 0, CELLS - 1)
-    counts = fit.release(NORMS, np.bincount(places, minlength=CELLS))
+    edges: Any = layout.largest * RATIO ** np.arange(CELLS)  # from the largest down
+    found = (
+        engine_design.norm_counts(layout, norms, edges)
+        if isinstance(norms, EngineRecords)
+        else norm_counts(norms, edges)
+    )
+    counts = fit.release(NORMS, found)
     below = np.cumsum(counts[::-1])[::-1]  # how many have at most the norm of each edge
     reach = 2 * fit.round(NORMS).scale * math.sqrt(CELLS)
     held = np.flatnonzero(below >= share * below[0] + reach)
@@ -340,17 +366,16 @@ class SecondMomentSolver(Solver):
     def bits(self, task: LinearTask) -> Mapping[str, int]:
         return {STATISTICS: GRAM}
 
-    def parts(self, problem: LinearProblem) -> tuple[float, float, Floats]:
+    def parts(self, problem: LinearProblem) -> tuple[float, float, Any]:
         """The loss as a z^2 / 2 - b t z + c: a, b, and the numbers t in [-1, 1]."""
         return 1.0, 1.0, problem.target
 
     def solve(self, problem: LinearProblem, fit: FitSession) -> LinearSolution:
         design, width = problem.design, problem.design.width
         bend, slope, target = self.parts(problem)
-        moments = design.gram(np.clip(target, -1.0, 1.0))
-        released = fit.release(
-            STATISTICS, np.concatenate([moments, moments[:, width:]], axis=1), GRAM
-        )
+        moments = design.gram(target)
+        twice = Steps(np.concatenate([moments, moments[:, width:]], axis=1), GRAM)
+        released = fit.release(STATISTICS, twice, GRAM)
         matrix, vector = released[:, :width], slope * released[:, width:].mean(axis=1)
         matrix = (matrix + matrix.T) / 2 * bend
         noise = fit.round(STATISTICS).scale
@@ -386,9 +411,9 @@ class FunctionalSolver(SecondMomentSolver):
                 WAY_OUT,
             )
 
-    def parts(self, problem: LinearProblem) -> tuple[float, float, Floats]:
+    def parts(self, problem: LinearProblem) -> tuple[float, float, Any]:
         if isinstance(problem.task.loss, LogisticLoss):
-            return 0.25, 0.5, 2 * problem.target - 1
+            return 0.25, 0.5, problem.target * 2.0 - 1.0
         return super().parts(problem)
 
     def conditions(self, task: LinearTask) -> Sequence[ProofCondition]:

@@ -23,6 +23,7 @@ from dpfy.core import check
 from dpfy.core.values import Bound
 from dpfy.estimators import records
 from dpfy.estimators.budget import FitTerms, ReleaseNeed
+from dpfy.estimators.engine_records import EngineRecords, Records
 from dpfy.estimators.estimator import PrivateClassifier, PrivateRegressor, PublicFacts
 from dpfy.estimators.fitting import FitSession
 from dpfy.estimators.records import EncodedRecords
@@ -35,6 +36,7 @@ from dpfy.estimators.trees.cells import (
     counted_cells,
     grouped,
 )
+from dpfy.estimators.trees.engine_bins import EngineBins
 from dpfy.estimators.trees.leaves import TridiagonalPrecision, deviation, likeliest, smooth
 from dpfy.estimators.trees.residuals import RESIDUAL_BITS, InitialScores, Residuals
 from dpfy.estimators.trees.shapes import ShapeFunction, ShapeFunctions, score_names
@@ -91,6 +93,7 @@ class _Additive:
     cyclic: bool = False
 
     cell_of_missing: ClassVar[bool] = True
+    in_engine: ClassVar[bool] = True
 
     def _needs(self, public: PublicFacts) -> Sequence[ReleaseNeed]:
         check.integer("rounds", self.rounds, most=10_000)
@@ -114,10 +117,14 @@ class _Additive:
         return {COUNTS: count_bits(public.terms.weighted), RESIDUALS: RESIDUAL_BITS}
 
     def _learn(
-        self, data: EncodedRecords, public: PublicFacts, fit: FitSession
+        self, data: Records, public: PublicFacts, fit: FitSession
     ) -> Mapping[str, NDArray[Any]]:
-        assert data.target is not None
-        loss, held = residuals.of(data.aim), cells(data, self.max_bins)
+        loss = residuals.of(data.aim)
+        held = (
+            EngineBins(data, loss, self.max_bins)
+            if isinstance(data, EngineRecords)
+            else cells(data, self.max_bins)
+        )
         groups, beginning = counted(held, loss, data, self.bins, fit)
         rounds = BoostingRounds(held, groups, loss, data, beginning)
         noise = fit.round(RESIDUALS).deviation * beginning.clip
@@ -246,14 +253,25 @@ def count_bits(weighted: bool) -> int:
     return WEIGHT_BITS + (records.WEIGHT_BITS if weighted else 0)
 
 
+def _histograms(held: FeatureBins | EngineBins, loss: Residuals, data: Records) -> list[Floats]:
+    """How many records each cell of every column holds, or their weights; and of the target."""
+    if isinstance(held, EngineBins):
+        return held.histograms()
+    assert isinstance(data, EncodedRecords)
+    assert data.target is not None
+    found = [held.counts(f, data.weights) for f in range(len(held.sizes))]
+    target: Any = np.bincount(loss.places(data.target), data.weights, loss.cells)
+    return [*found, target]
+
+
 def counted(
-    held: FeatureBins, loss: Residuals, data: EncodedRecords, bins: int, fit: FitSession
+    held: FeatureBins | EngineBins, loss: Residuals, data: Records, bins: int, fit: FitSession
 ) -> tuple[BinGroups, InitialScores]:
     """The one release of counts: groups of cells, and where to begin."""
     wanted = counted_cells(held.sizes, held.ordered, bins)
+    *found_cells, target = _histograms(held, loss, data)
     totals = []
-    for f, number in enumerate(held.ordered):
-        counts = held.counts(f, data.weights)
+    for counts, number in zip(found_cells, held.ordered, strict=True):
         if number:
             coarse = np.bincount(
                 np.arange(len(counts) - 1) * bins // (len(counts) - 1), counts[:-1], bins
@@ -261,9 +279,8 @@ def counted(
             totals += [counts, coarse * WEIGHT]
         else:
             totals.append(counts * WEIGHT)
-    assert data.target is not None
-    places, bits = loss.places(data.target), count_bits(data.weights is not None)
-    totals.append(np.bincount(places, data.weights, loss.cells) * WEIGHT)
+    totals.append(target * WEIGHT)
+    bits = count_bits(data.weights is not None)
     released = np.split(
         fit.release(COUNTS, np.concatenate(totals), bits),
         np.cumsum([len(t) for t in totals])[:-1],
@@ -281,12 +298,17 @@ class BoostingRounds:
 
     def __init__(
         self,
-        held: FeatureBins,
+        held: FeatureBins | EngineBins,
         groups: BinGroups,
         loss: Residuals,
-        data: EncodedRecords,
+        data: Records,
         beginning: InitialScores,
     ) -> None:
+        self._engine = held if isinstance(held, EngineBins) else None
+        if isinstance(held, EngineBins):
+            self.groups, self.loss, self.beginning = groups, loss, beginning
+            return
+        assert isinstance(data, EncodedRecords)
         assert data.target is not None
         self.groups, self.loss, self.beginning, self._data = groups, loss, beginning, data
         self._target = target = data.target
@@ -315,6 +337,8 @@ class BoostingRounds:
 
         Guarantees: a record adds a vector of norm at most one for each column.
         """
+        if self._engine is not None:
+            return self._engine.residual_sums(self.groups, self.beginning, function, columns)
         found = self.loss.residuals(self._target, self.scores(function), self.beginning.clip)
         left = [self._data.weighed(r, 0) for r in found]
         sizes = np.diff(self.groups.starts)

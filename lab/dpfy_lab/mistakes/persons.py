@@ -14,7 +14,7 @@ from dpfy_lab.mistakes.trees import ADDITIVE, BOOSTED, FOREST, SOFT, TOP_DOWN
 from dpfy_lab.selftest.mistake import mistake
 from dpfy_lab.selftest.patch import Patch
 
-BOUNDED, NUMBERED = f"{HOME}.persons.bounded", f"{HOME}.persons.numbered"
+BOUNDED, NUMBERED = f"{HOME}.persons.bounded", f"{HOME}.persons.owners_of"
 
 
 def of_a_record(patch: Patch) -> None:
@@ -68,10 +68,10 @@ def _(real: Any, records: Any, cells: Any, at_most: int, key: bytes) -> Any:
     "persons-kept-by-place",
     "which records of a person are used depends on everybody else's",
     PERSONS.of(ADDITIVE),
-    f"{HOME}.persons._tag",
+    f"{HOME}.records.EncodedRecords.content",
 )
-def _(real: Any, records: Any, row: int, name: bytes, key: bytes) -> Any:
-    return real(records, row, name, bytes([records.size % 256]) * 32)
+def _(real: Any, records: Any) -> Any:
+    return [np.full(records.size, records.size)]
 
 
 @mistake(
@@ -80,8 +80,8 @@ def _(real: Any, records: Any, row: int, name: bytes, key: bytes) -> Any:
     PERSONS.of(BOOSTED),
     NUMBERED,
 )
-def _(real: Any, cells: Any, missing: Any = ()) -> Any:
-    return [str(k) for k in range(len(cells))], np.arange(len(cells))
+def _(real: Any, cells: Any) -> Any:
+    return np.arange(len(cells)), [str(k) for k in range(len(cells))]
 
 
 @mistake(

@@ -119,10 +119,10 @@ def _(real: Any, self: Any, value: float, share: Any) -> Any:
     "table-person",
     "all records of a person are counted",
     REPLAYED,
-    "dpfy.synthetic.counts._kept",
+    "dpfy.synthetic.counts._of_owners",
 )
-def _(real: Any, names: Any, most: int, known: Any) -> Any:
-    return np.ones(len(names), bool)
+def _(real: Any, codes: Any, names: Any, owners: Any, key: str) -> Any:
+    return codes
 
 
 @mistake("table-unbilled", "measurements are not taken off the budget", BILLED, f"{METER}.measure")
