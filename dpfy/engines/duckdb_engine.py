@@ -26,6 +26,10 @@ from dpfy.tables.schema import Schema
 SOURCE = "dpfy_source"
 INTEGERS = re.compile(r"U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?")
 MICROSECONDS = {"s": 10**6, "ms": 10**3, "us": 1}
+MEMORY = "2500MB"
+"""What DuckDB may use before it writes parts, encrypted, to its temporary folder. A relation of the
+caller's own connection has the limit of that connection.
+"""
 
 
 def kind_of(written: str) -> str:
@@ -281,6 +285,7 @@ def connected() -> duckdb.DuckDBPyConnection:
     for name, value in (
         ("temp_directory", f"'{folder}'"),
         ("temp_file_encryption", "true"),
+        ("memory_limit", f"'{MEMORY}'"),
         ("autoinstall_known_extensions", "false"),
         ("enable_progress_bar", "false"),
         ("preserve_insertion_order", "false"),
