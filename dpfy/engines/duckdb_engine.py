@@ -285,6 +285,10 @@ def connected() -> duckdb.DuckDBPyConnection:
     for name, value in (
         ("temp_directory", f"'{folder}'"),
         ("temp_file_encryption", "true"),
+        (
+            "force_mbedtls_unsafe",
+            "true",
+        ),  # else it refuses to write; the folder is this user's alone
         ("memory_limit", f"'{MEMORY}'"),
         ("autoinstall_known_extensions", "false"),
         ("enable_progress_bar", "false"),

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from dpfy.engines import duckdb_engine
 from dpfy.engines.aggregates import KeepRequest, KeptColumn, MemoryEngine
 from dpfy.engines.contributions import ContributionLimit
 from dpfy.engines.duckdb_engine import of_arrow
@@ -51,6 +52,13 @@ def _sums(engine: object, asked: KeepRequest) -> list[np.ndarray]:
     found += rows.sums(cells[:2])
     rows.close()
     return found
+
+
+def test_what_memory_does_not_hold_is_written_to_the_temporary_folder(monkeypatch) -> None:
+    monkeypatch.setattr(duckdb_engine, "MEMORY", "40MB")
+    connection = duckdb_engine.connected()
+    connection.execute("CREATE TEMP TABLE wide AS SELECT range AS k FROM range(8000000)")
+    assert connection.execute("SELECT SUM(k) FROM wide").fetchone() == (7999999 * 4000000,)
 
 
 @pytest.mark.parametrize("owned", [False, True])
