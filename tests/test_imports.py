@@ -60,6 +60,7 @@ MAY_IMPORT = {
     },
     "local": {"core", "accounting", "mechanisms", "report", "runs"},
     "estimators": {
+        "engines",
         "core",
         "accounting",
         "data",
