@@ -98,7 +98,7 @@ MAY_IMPORT = {
     | {"plan", "models", "isolation", "data", "report", "runs", "training", "audit"},
     "tuning": BELOW_PLAN | {"plan", "models", "data", "estimators", "report", "runs", "training"},
     "synthetic": BELOW_PLAN
-    | {"plan", "models", "data", "tables", "report", "runs", "text", "training"}
+    | {"engines", "plan", "models", "data", "tables", "report", "runs", "text", "training"}
     | {"prediction", "audit"},
     "integrations": ABOVE_PLAN | {"federated", "tuning"},
     "cli": ABOVE_PLAN
