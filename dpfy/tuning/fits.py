@@ -39,7 +39,6 @@ from dpfy.runs.dataset import Dataset, delta_of
 from dpfy.runs.folder import RunFolder, complete
 from dpfy.runs.released import Released
 from dpfy.runs.run import Run
-from dpfy.tables.table import owners_of
 from dpfy.tuning.claim import PAYMENT, SEARCH, assumed, told_words
 from dpfy.tuning.outcome import NONE_MADE, same_times
 from dpfy.tuning.routes import (
@@ -231,7 +230,7 @@ class PrivateRows:
         if public.person is None:
             return np.arange(self.count)
         cells = tables.column(self.X, public.person.column) if self.users is None else self.users
-        return owners_of(persons.cells_of(cells))[0]
+        return persons.owners_of(persons.cells_of(cells))[0]
 
 
 def tune(
