@@ -24,7 +24,7 @@ from dpfy.estimators.budget import ReleaseNeed
 from dpfy.estimators.columns import refuse_categories
 from dpfy.estimators.estimator import PrivateEstimator, PublicFacts
 from dpfy.estimators.explanation import Explanation
-from dpfy.estimators.fitting import FitSession, Steps
+from dpfy.estimators.fitting import FitSession, WholeSteps
 from dpfy.estimators.linear.design import GRAM, Design, RowLayout
 from dpfy.estimators.linear.solver import bought_norm, norm_needs
 from dpfy.estimators.records import EncodedRecords
@@ -108,7 +108,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):
             else min(self.norm, layout.largest)
         )
         design = Design(layout, data, norm, norms, keep=False)
-        released = fit.release(MATRIX, Steps(design.gram(), GRAM), GRAM) * design.radius**2
+        released = fit.release(MATRIX, WholeSteps(design.gram(), GRAM), GRAM) * design.radius**2
         return {
             "moments": (released + released.T) / 2,
             "noise": np.array([fit.round(MATRIX).scale * design.radius**2]),

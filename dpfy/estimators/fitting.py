@@ -74,7 +74,7 @@ def most_records(largest: float, bits: int) -> int:
 
 
 @dataclass(frozen=True)
-class Steps:
+class WholeSteps:
     """Sums in whole steps of 2^-bits: those of many records leave what doubles have exactly."""
 
     counts: NDArray[np.int64]
@@ -207,7 +207,7 @@ class FitSession:
         """A round by its name: its bound is what contributions are clipped to."""
         return self.claim.first_step(name)[0]
 
-    def release(self, name: str, total: NDArray[Any] | Steps, bits: int = 0) -> Floats:
+    def release(self, name: str, total: NDArray[Any] | WholeSteps, bits: int = 0) -> Floats:
         """The next release of a round: a sum of contributions, in whole steps of 2^-bits, with its
         noise.
 
@@ -302,12 +302,12 @@ class FitSession:
         return self._folder.begin(self.claim.name)
 
 
-def in_steps(total: NDArray[Any] | Steps, bits: int) -> NDArray[np.int64]:
+def in_steps(total: NDArray[Any] | WholeSteps, bits: int) -> NDArray[np.int64]:
     """A sum in whole steps. Double precision made it without rounding, so that nothing is lost
     here.
     """
     check.integer("bits", bits, least=0, most=EXACT)
-    if isinstance(total, Steps):
+    if isinstance(total, WholeSteps):
         return total.counts
     value = np.asarray(total)
     if value.dtype.kind in "biu":
@@ -315,7 +315,9 @@ def in_steps(total: NDArray[Any] | Steps, bits: int) -> NDArray[np.int64]:
     return np.rint(np.ldexp(value, bits)).astype(np.int64)
 
 
-def _laid(total: NDArray[Any] | Steps, bits: int, scale: float) -> tuple[NDArray[np.int64], int]:
+def _laid(
+    total: NDArray[Any] | WholeSteps, bits: int, scale: float
+) -> tuple[NDArray[np.int64], int]:
     """A sum in whole steps, and their fractional bits: at least `FINE` bits finer than the noise,
     which is then hardly widened.
 

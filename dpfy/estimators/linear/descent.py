@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from dpfy.estimators.budget import ReleaseNeed
-from dpfy.estimators.fitting import FitSession, Steps
+from dpfy.estimators.fitting import FitSession, WholeSteps
 from dpfy.estimators.linear.design import BITS, RowLayout, unit_rows
 from dpfy.estimators.linear.solver import (
     UNIT,
@@ -232,7 +232,7 @@ def moments(problem: LinearProblem, fit: FitSession) -> tuple[float, Floats]:
     row, half says that it is there.
     """
     design, half = problem.design, 0.5**0.5
-    released = fit.release(MOMENTS, Steps(design.moments(half), BITS), BITS)
+    released = fit.release(MOMENTS, WholeSteps(design.moments(half), BITS), BITS)
     size = max(float(released[-1]) / half, 1.0)
     mean = released[:-1] / half * design.radius / size
     mean[: problem.task.layout.constant] = 1.0

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dpfy.engines.aggregates import KeptRows
 from dpfy.engines.expressions import Expression, choose, code, kept, of
 from dpfy.estimators.engine_records import EngineRecords, unsupported
-from dpfy.estimators.fitting import Steps
+from dpfy.estimators.fitting import WholeSteps
 from dpfy.estimators.linear.design import BITS, FACTOR, ROW, SAFE, RowLayout, without_rounding
 
 Floats = NDArray[np.float64]
@@ -122,7 +122,7 @@ class EngineDesign:
         weights: Floats,
         factors: Callable[[Any, Any], Any],
         at_most: int | None = None,
-    ) -> Steps:
+    ) -> WholeSteps:
         """See `Design.gradient`."""
         if at_most is not None:
             raise unsupported('solver="gradient" with several records of a person')
@@ -135,7 +135,7 @@ class EngineDesign:
             score = score + ONE * kept(f"c{k}").lookup(tuple(block))
             at += size
         found = factors(score, None)
-        return Steps(self._sums((found * 2.0**FACTOR).toward_zero())[:, None], BITS)
+        return WholeSteps(self._sums((found * 2.0**FACTOR).toward_zero())[:, None], BITS)
 
     def _sums(self, factor: Expression) -> NDArray[np.int64]:
         """The sum of rows times a whole factor."""

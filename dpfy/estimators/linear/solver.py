@@ -40,7 +40,7 @@ from dpfy.estimators.bounding import one_of_each
 from dpfy.estimators.budget import FitTerms, ReleaseNeed
 from dpfy.estimators.claim import ProofCondition
 from dpfy.estimators.engine_records import EngineRecords, Records
-from dpfy.estimators.fitting import FitSession, Steps
+from dpfy.estimators.fitting import FitSession, WholeSteps
 from dpfy.estimators.linear import engine_design
 from dpfy.estimators.linear.design import GRAM, Design, RowLayout
 from dpfy.estimators.linear.engine_design import EngineDesign
@@ -374,7 +374,7 @@ class SecondMomentSolver(Solver):
         design, width = problem.design, problem.design.width
         bend, slope, target = self.parts(problem)
         moments = design.gram(target)
-        twice = Steps(np.concatenate([moments, moments[:, width:]], axis=1), GRAM)
+        twice = WholeSteps(np.concatenate([moments, moments[:, width:]], axis=1), GRAM)
         released = fit.release(STATISTICS, twice, GRAM)
         matrix, vector = released[:, :width], slope * released[:, width:].mean(axis=1)
         matrix = (matrix + matrix.T) / 2 * bend

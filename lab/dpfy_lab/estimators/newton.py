@@ -19,7 +19,7 @@ import numpy as np
 
 from dpfy.core.values import Bound
 from dpfy.estimators.budget import ReleaseNeed
-from dpfy.estimators.fitting import FitSession, Steps
+from dpfy.estimators.fitting import FitSession, WholeSteps
 from dpfy.estimators.linear.descent import GRADIENTS, MOMENTS, MOMENTS_SHARE, cut, moments
 from dpfy.estimators.linear.design import (
     BITS,
@@ -110,10 +110,10 @@ class NewtonSolver(Solver):
         if problem.target.shape[1] == 1:
             bends = np.clip(loss.bends(scores, problem.target) / factor, 0.0, 1.0)
             released = fit.release(
-                HESSIANS, Steps(scaled(problem.design, np.sqrt(bends)).gram(), GRAM), GRAM
+                HESSIANS, WholeSteps(scaled(problem.design, np.sqrt(bends)).gram(), GRAM), GRAM
             )
         else:
-            released = fit.release(HESSIANS, Steps(problem.design.gram(), GRAM), GRAM)
+            released = fit.release(HESSIANS, WholeSteps(problem.design.gram(), GRAM), GRAM)
         matrix = (released + released.T) / 2 * factor
         level = LEVEL * fit.round(HESSIANS).scale * factor * math.sqrt(2 * problem.design.width)
         values, vectors = np.linalg.eigh(matrix)
