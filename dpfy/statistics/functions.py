@@ -34,6 +34,7 @@ from dpfy.statistics.moments import (
 from dpfy.statistics.quantiles import Quantiles, grid_of, share_of
 from dpfy.statistics.selection import ModeStatistic, RangeStatistic, TopStatistic
 from dpfy.statistics.statistic import Statistic, SumStatistic, number, of_size, words
+from dpfy.statistics.t_test import MeanTest
 from dpfy.statistics.tables import Accuracy, BinCounts, Calibration, Contingency, Margins
 from dpfy.tables.columns import OTHER, PARTS, Column, Date, OpenColumn, RangedColumn, WordColumn
 
@@ -139,6 +140,15 @@ def _moments(degree: int, root: bool = False) -> Callable[[StatisticRequest], St
         )
 
     return build
+
+
+def _mean_test(a: StatisticRequest) -> Statistic:
+    a.exactly(2)
+    column = number("ttest", a.column())
+    (mean,) = a.numbers(1)
+    if not column.low <= mean <= column.high:
+        raise InvalidInput("query ttest", mean, f"must lie in the range of {column.name}")
+    return MeanTest(a.text, a.groups, None, column, 2, mean=mean)
 
 
 def _covariance(a: StatisticRequest) -> Statistic:
@@ -293,6 +303,7 @@ FUNCTIONS: dict[str, tuple[Callable[[StatisticRequest], Statistic], tuple[str, .
     "mean": (_moments(1), (), "mean(age)"),
     "variance": (_moments(2), (), "variance(age)"),
     "stddev": (_moments(2, root=True), (), "stddev(age)"),
+    "ttest": (_mean_test, (), "ttest(age, 40): mean and p-value, for sampling and noise"),
     "covariance": (_covariance, (), "covariance(age, hours)"),
     "histogram": (
         _histogram,
