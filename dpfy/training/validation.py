@@ -83,7 +83,8 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, *, empty
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise Unsupported(
             f"{name}, which evaluates the loss again inside a step,",
-            "use an optimizer that steps once a gradient",
+            "use an optimizer that steps once a gradient; for second derivatives with noise use the "
+            "solver newton of linear models (dpfy-lab), or a Hessian of public data",
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise Unsupported(

@@ -122,7 +122,28 @@ CHAPTER = [
     "Advanced Topics and Practical Pitfalls",
     "Advanced Composition and Privacy Accounting",
 ]
+COMPONENTS = [
+    "batch normalisation",
+    "layer normalisation",
+    "group normalisation",
+    "weight normalisation",
+    "graph networks",
+    "SGD",
+    "adaptive and accelerated optimizers",
+    "second-order optimizers",
+    "sparsity-aware optimizers",
+    "cross-entropy",
+    "pairwise and triplet losses",
+    "energy-based losses",
+    "pruning",
+    "quantisation",
+    "distillation",
+    "WordPiece",
+    "SentencePiece",
+]
+"""The rows of the guide's Table 5."""
 PARTS = {
+    "Components of Table 5": COMPONENTS,
     "The guide": GUIDE,
     "Building blocks": BLOCKS,
     "The study of DP-SGD and DP-FTRL": STUDY,

@@ -513,8 +513,12 @@ GUIDE = {
 
 
 def test_deployments_are_stated_as_the_guide_states_them():
-    from dpfy.report.html_page import NOT_STATED, ROWS
+    from dpfy.report.html_page import NOT_STATED, ROWS, SOURCES, table
 
+    assert set(SOURCES) == set(GUIDE)
+    assert all(f"{who}: {source}" in table()["words"] for who, source in SOURCES.items())
+    for who, source in SOURCES.items():  # the years are those of the row
+        assert set(re.findall(r"\d{4}", source)) <= set(re.findall(r"\d{4}", who))
     assert {row["who"] for row in ROWS} == set(GUIDE)
     for row in ROWS:
         said = set(re.findall(r"[\w.]+", GUIDE[row["who"]].lower()))
