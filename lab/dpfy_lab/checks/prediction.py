@@ -22,6 +22,7 @@ from dpfy.prediction.predictor import PrivatePredictor
 from dpfy.prediction.student import SemiSupervised
 from dpfy.runs.run import Run
 from dpfy.training import distill
+from dpfy_lab import microbatches
 from dpfy_lab.checks.published import published, temporary
 from dpfy_lab.data_dependent import vote_bill
 from dpfy_lab.data_dependent.margins import QuestionMargins
@@ -266,7 +267,25 @@ def TEACHER_TOLD() -> Found:
     return "the report of a student does not say that the teacher's data are not protected"
 
 
+@check("one microbatch")
+def ONE_MICROBATCH() -> Found:
+    """One record moves the sum of clipped means of groups by at most what is charged, twice the
+    norm.
+    """
+    rows = np.array([[(-1.0) ** (k + 1) * 2 * k] for k in range(40)])
+    places = microbatches.coins(41, 20, np.random.default_rng(3))
+    whole, bound = microbatches.clipped_means(np.concatenate([[[0.0]], rows]), places, 20, 1.0)
+    without, _ = microbatches.clipped_means(rows, places[1:], 20, 1.0)
+    turned = [microbatches.clipped_means(np.array(part), np.zeros(len(part), int), 1, 1.0)[0]
+              for part in ([[1.0]], [[1.0], [-9.0]])]  # fmt: skip
+    moved = max(float(abs(whole - without)[0]), float(abs(turned[0] - turned[1])[0]))
+    if moved <= bound.l2 * (1 + 1e-9):
+        return None
+    return f"one record moves clipped means by {moved:.3g}, where {bound.l2:.3g} is charged"
+
+
 CHECKS = (
+    ONE_MICROBATCH,
     TEACHER_ALONE,
     TEACHER_TOLD,
     ONE_NUMBER,

@@ -15,6 +15,7 @@ from dpfy_lab.checks.prediction import (
     ASKED_AGAIN,
     CHECKS_PAID,
     NUMBER_NOISE,
+    ONE_MICROBATCH,
     ONE_NUMBER,
     ONE_VOTE,
     PAID_BEFORE,
@@ -92,6 +93,29 @@ def _(patch: Patch) -> None:
 
     patch.around(f"{HOME}.pate.train_student", train_student)
     patch.around(f"{HOME}.student.SemiSupervised.learn", learn)
+
+
+@mistake(
+    "microbatches-charged-once",
+    "clipped means of microbatches are charged as if a record moved them by the norm",
+    ONE_MICROBATCH,
+    "dpfy_lab.microbatches.clipped_means",
+)
+def _(real: Any, *given: Any) -> Any:
+    total, bound = real(*given)
+    return total, replace(bound, l2=bound.l2 / 2, l1=bound.l1 / 2, linf=bound.linf / 2)
+
+
+@mistake(
+    "microbatches-unclipped",
+    "each record of a microbatch is clipped by the norm, and the means are not",
+    ONE_MICROBATCH,
+    "dpfy_lab.microbatches.clipped_means",
+)
+def _(real: Any, gradients: Any, places: Any, groups: int, norm: float) -> Any:
+    total, bound = real(gradients, places, groups, norm)
+    sums = sum(gradients[places == group].sum(axis=0) for group in range(groups))
+    return total * 0 + sums, bound
 
 
 @mistake(

@@ -14,6 +14,7 @@ from typing import Any
 PRODUCT = (
     "dpfy",
     "dpfy_lab.data_dependent",
+    "dpfy_lab.microbatches",
     "dpfy_lab.estimators",
     "dpfy_lab.gans",
     "dpfy_lab.metric_text",
