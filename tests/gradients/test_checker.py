@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.gradients.checker import LossProbe, check_model, probe_mixing
+from dpfy.gradients.checker import LossProbe, check_model, probe_call, probe_mixing
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engines.choice import choose
 
@@ -185,3 +185,66 @@ def test_spectral_norm_is_refused_with_the_way_out_and_exact_by_it() -> None:
     layer.parametrizations.weight[0].n_power_iterations = 0
     check_model(model)
     probe_mixing(model, (torch.randn(4, 4),))
+
+
+class Rows(nn.Module):
+    """Adds to each row `share` of the other rows' mean, or nothing where `share` is 0."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share, self.weight = share, nn.Parameter(torch.randn(8, 8))
+        self.register_buffer("rate", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.share * x.mean(0)) @ self.weight * self.rate
+
+
+class Rounded(Rows):
+    """Rounds by what all rows are together, as a product of all tokens of an expert does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        places = 4 * torch.finfo(out.dtype).eps
+        return out * (1 + places * (int(x.detach().abs().sum() * 1000) % 3))
+
+
+def test_running_a_model_on_other_inputs_writes_to_no_buffer() -> None:
+    model, rows = Rows(0.0), torch.arange(6) < 3
+    before = {name: b._version for name, b in model.named_buffers()}
+    probe_call(model, (torch.randn(6, 8),), {}, rows)
+    probe_mixing(model, (torch.randn(6, 8),))
+    assert {name: b._version for name, b in model.named_buffers()} == before
+
+
+def test_rounding_that_depends_on_the_batch_is_told_from_mixing() -> None:
+    torch.manual_seed(0)
+    rows = torch.arange(6) < 3
+    for _ in range(20):
+        x = torch.randn(6, 8)
+        probe_call(Rounded(0.0), (x,), {}, rows)
+        for share in (1.0, 1e-3, 1e-5):
+            for model in (Rows(share), Rounded(share)):
+                with pytest.raises(Unsupported, match="mixing examples"):
+                    probe_call(model, (x,), {}, rows)
+
+
+def test_a_loss_made_of_gradients_is_refused_with_a_way_out_that_works() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(5, 6)
+
+    def losses() -> Tensor:
+        given = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(given).sum(), given, create_graph=True)
+        return slope.square().sum(1)
+
+    engine, _ = choose(model, "auto")
+    engine.attach(model)
+    with pytest.raises(Unsupported, match=r"made of gradients .*engine='loop'"):
+        losses()
+    engine.detach()
+    engine, _ = choose(model, "loop")
+    engine.attach(model)
+    found = engine.bounded_sum(losses(), FlatClip(1e6)).value
+    engine.detach()
+    grads = torch.autograd.grad(losses().sum(), list(model.parameters()), allow_unused=True)
+    for (name, _), g in zip(model.named_parameters(), grads, strict=True):
+        assert torch.allclose(found[name], torch.zeros_like(found[name]) if g is None else g)

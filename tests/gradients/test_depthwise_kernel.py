@@ -114,7 +114,7 @@ def test_gradients_of_every_example(
     name: str, last: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(kernels, "usable", lambda t: True)
+    monkeypatch.setattr(kernels, "usable", lambda t, family="": True)
     part, expected = case(name, 3, dtype, last)
     for tile in (4096, 256) if "many positions" in name else (4096,):
         monkeypatch.setattr(depthwise, "TILE", tile)
@@ -134,7 +134,7 @@ def test_products_by_the_kernels_for_two_dimensions(
     name: str, last: bool, reduced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(kernels, "usable", lambda t: True)
+    monkeypatch.setattr(kernels, "usable", lambda t, family="": True)
     monkeypatch.setattr(
         conv2d, "reduced", lambda t: reduced and DEVICE == "cpu"
     )  # on a GPU that would be TF32
@@ -175,7 +175,7 @@ def test_the_order_of_additions_does_not_depend_on_the_batch(
 
 def test_frames_of_one_example_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(kernels, "usable", lambda t: True)
+    monkeypatch.setattr(kernels, "usable", lambda t, family="": True)
     part, expected = case("3x3", 4, torch.float32, last=False)
     folded = ConvolutionGradient(part.inputs, part.grads, part.weight, part.geometry, images=2)
     found = kept_gradients(folded, bias=True)[0].grads
@@ -211,7 +211,7 @@ def test_more_images_than_one_dimension_of_a_launch() -> None:
 
 def test_a_network_by_the_kernels_equals_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(kernels, "usable", lambda t: t.dtype is torch.float32)
+    monkeypatch.setattr(kernels, "usable", lambda t, family="": t.dtype is torch.float32)
     wide = [
         nn.Conv2d(2, 4, 3, padding=1),
         nn.GroupNorm(2, 4),

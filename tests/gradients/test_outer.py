@@ -4,6 +4,7 @@ shapes of one example alone.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -86,6 +87,42 @@ def test_padding_with_large_gradients_does_not_clip_the_update_to_nothing(positi
         sums.append(torch.cat([g.flatten().double() for g in found.values()]))
     assert float(sums[1].norm()) > 0.1
     assert float((sums[0] - sums[1]).norm()) < 1e-4 * float(sums[1].norm())
+
+
+class Convolved(Normalised):
+    """The same by a convolution, whose bound is no sum over positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys = nn.Conv1d(16, 16, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = nn.functional.normalize(self.keys(x.mT).mT, dim=-1)
+        return ((keys @ keys.mT).softmax(-1) @ self.values(x)).mean(1)
+
+
+def test_an_update_that_is_lost_to_rounding_is_told_of() -> None:
+    """Once, with the layer's name, and not where the engine or the precision needs no such bound."""
+    torch.manual_seed(0)
+    x = torch.randn(6, 12, 16)
+    x[:, 6:] = 0
+
+    def told(engine: Any, model: nn.Module, x: Tensor) -> list[str]:
+        engine.attach(model)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(4):
+                engine.bounded_sum(model(x).square().sum(1), FlatClip(1.0))
+        engine.detach()
+        return [str(each.message) for each in caught]
+
+    found = told(BookkeepingEngine(), Convolved(), x)
+    assert len(found) == 1
+    assert "keys.weight" in found[0]
+    assert "engine='loop'" in found[0]
+    assert not told(LoopEngine(), Convolved(), x)
+    assert not told(BookkeepingEngine(), Convolved(), torch.randn(6, 12, 16))
+    assert not told(BookkeepingEngine(), Normalised(), x)
 
 
 @pytest.mark.parametrize(("positions", "width"), [(5, 7), (300, 4)])

@@ -261,6 +261,11 @@ def report(where: Where, grad: Tensor, saved: tuple[Tensor, ...]) -> None:
         return
     if tape.recording:
         tape.receive(LayerReport(where[1], grad, saved, where[2], where[4]))
+    elif torch.is_grad_enabled():
+        raise Unsupported(
+            f"{where[1].name}: a loss made of gradients (a backward pass with create_graph=True)",
+            "use engine='loop', which runs such a model as it is: Runtime(engine='loop')",
+        )
     elif not _LOOKING:
         raise DpfyError(
             "backward: called on a model with a private engine attached; hand the losses to the "

@@ -198,6 +198,8 @@ class BookkeepingEngine(Engine):
             # what was measured and is not needed for the sums is let go
             scaled = sums.weigh(parts, clip, mask, self._sharded) if parts else None
             del parts
+            if scaled is not None and self.alone:
+                sums.look_for_lost(scaled)
             if self._each is not None:
                 return sums.one_by_one(scaled, clip, self._each)
             if scaled is None:

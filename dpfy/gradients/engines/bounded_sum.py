@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from dpfy.core.errors import Unsupported
+from dpfy.core.errors import Unsupported, warn
 from dpfy.core.values import Bounded
 from dpfy.gradients.autograd.tape import LayerReport, Tape, rows_first
 from dpfy.gradients.clip import Clip
@@ -53,6 +53,7 @@ class BoundedSum:
         self.seen: set[str] = set()
         self._several: set[str] = set()
         self._jobs: list[SumJob] = []
+        self._batches, self._warned = 0, False
 
     @property
     def steady(self) -> bool:
@@ -188,6 +189,22 @@ class BoundedSum:
         if self._jobs:
             self._flush()
         return with_portable_way(lambda: weigh(found, clip, self.params, mask, sharded))
+
+    def look_for_lost(self, scaled: ClippedSum) -> None:
+        """Warn once if most of an example is lost to the bound on rounding: looked for at the
+        first, second, fourth, eighth batch and so on.
+        """
+        self._batches += 1
+        if self._batches & (self._batches - 1) or self._warned:
+            return
+        name = scaled.lost_to_rounding()
+        if name is not None:
+            self._warned = True
+            warn(
+                f"{name}: what rounding may do to its gradients is far larger than they are, so clipping by "
+                f"that bound leaves little but noise; use engine='loop', whose norms are those of the very "
+                f"gradients that it adds, or train in float64"
+            )
 
     def sum(
         self, scaled: ClippedSum, last: bool = False, buffers: Buffers | None = None

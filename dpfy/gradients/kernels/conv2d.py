@@ -302,8 +302,8 @@ def _gram_rounding(problem: ConvProblem) -> GramRounding:
 
 
 def gram_sums(problem: ConvProblem, order: str) -> Tensor:
-    """The sums of ``rounding.Gram``, [5, batch]."""
-    out = torch.empty(5, len(problem.inputs), dtype=torch.float32, device=problem.inputs.device)
+    """The sums of ``rounding.Gram``, [6, batch]."""
+    out = torch.empty(6, len(problem.inputs), dtype=torch.float32, device=problem.inputs.device)
     tile = max(16, triton.next_power_of_2(problem.length))
     depth = 64 if problem.grads.element_size() < 4 else 32
     for rows, part in problem.parts(order):

@@ -181,7 +181,7 @@ if triton is not None:
         CHECK: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
         PRECISION: tl.constexpr,
     ):  # fmt: skip
-        """The five sums of ``rounding.Gram`` for one example's weight gradient, from the Gram
+        """The six sums of ``rounding.Gram`` for one example's weight gradient, from the Gram
         matrices of its at most TILE positions.
         """
         example = tl.program_id(0).to(tl.int64)

@@ -116,7 +116,7 @@ if triton is not None:
 
     @triton.jit
     def store_gram(out, pitch, first, second, rows, columns, row_ok, DIAGONAL: tl.constexpr):
-        """The five sums of ``rounding.Gram`` over one tile, `pitch` apart; tiles above the diagonal
+        """The six sums of ``rounding.Gram`` over one tile, `pitch` apart; tiles above the diagonal
         count twice.
         """
         twice = 1.0 if DIAGONAL else 2.0
@@ -125,11 +125,15 @@ if triton is not None:
         tl.store(out + 4 * pitch, twice * tl.sum(tl.sum(second * second, axis=1), axis=0))
         if DIAGONAL:
             own = (rows[:, None] == columns[None, :]) & row_ok[:, None]
-            tl.store(out + pitch, tl.sum(tl.sum(tl.where(own, first, 0.0), axis=1), axis=0))
-            tl.store(out + 2 * pitch, tl.sum(tl.sum(tl.where(own, second, 0.0), axis=1), axis=0))
+            left = tl.sum(tl.where(own, first, 0.0), axis=1)
+            right = tl.sum(tl.where(own, second, 0.0), axis=1)
+            tl.store(out + pitch, tl.sum(left, axis=0))
+            tl.store(out + 2 * pitch, tl.sum(right, axis=0))
+            tl.store(out + 5 * pitch, tl.sum(tl.sqrt(left) * tl.sqrt(right), axis=0))
         else:
             tl.store(out + pitch, 0.0)
             tl.store(out + 2 * pitch, 0.0)
+            tl.store(out + 5 * pitch, 0.0)
 
     @triton.jit
     def _gram_kernel(
@@ -193,7 +197,7 @@ if triton is not None:
                 NARROW,
             )
         pitch = tl.num_programs(0) * tl.num_programs(1)
-        to = out + layer.to(tl.int64) * 5 * pitch + pair * tl.num_programs(1) + example
+        to = out + layer.to(tl.int64) * 6 * pitch + pair * tl.num_programs(1) + example
         if i == j:
             store_gram(to, pitch, first, second, rows, columns, row_ok, True)
         else:
@@ -216,6 +220,7 @@ if triton is not None:
         right_trace = tl.zeros((BLOCK,), dtype=tl.float64)
         left_square = tl.zeros((BLOCK,), dtype=tl.float64)
         right_square = tl.zeros((BLOCK,), dtype=tl.float64)
+        by_position = tl.zeros((BLOCK,), dtype=tl.float64)
         for start in range(0, parts, TILE):
             part = start + tl.arange(0, TILE)
             mask = (part < parts)[:, None] & (row < batch)[None, :]
@@ -232,6 +237,9 @@ if triton is not None:
             )
             right_square += tl.sum(
                 tl.load(where + 4 * sum_stride, mask=mask, other=0.0).to(tl.float64), axis=0
+            )
+            by_position += tl.sum(
+                tl.load(where + 5 * sum_stride, mask=mask, other=0.0).to(tl.float64), axis=0
             )
         loose = 1.03125
         left_size = left_trace * loose + left_least
@@ -259,6 +267,12 @@ if triton is not None:
             rounding += tl.sqrt(left_size * right_gram) * (left_factor * loose)
         if right_factor > 0:
             rounding += tl.sqrt(right_size * left_gram) * (right_factor * loose)
+        size = by_position * loose + tl.sqrt(left_least * right_size)
+        size += tl.sqrt(right_least * left_size) + left_least + right_least
+        least = left_least * right_size + right_least * left_size
+        tight = size * size * ((left_gamma + right_gamma + terms_gamma) * loose)
+        error = tl.minimum(error, tight + least * loose + n_n_eta)
+        rounding = tl.minimum(rounding, size * ((left_factor + right_factor + added) * loose))
         norm = tl.sqrt(tl.where(products < 0, 0.0, products) + error) + rounding  # NaN stays NaN
         tl.store(out + layer * batch + row, norm * norm, mask=row < batch)
 
@@ -283,7 +297,7 @@ def gram_uppers(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> Ten
 
 
 def upper(how: GramRounding, sums: Tensor) -> Tensor:
-    """``how.estimate(sums).upper`` of [layers, 5, parts, batch] partial sums in float32: [layers,
+    """``how.estimate(sums).upper`` of [layers, 6, parts, batch] partial sums in float32: [layers,
     batch] in float64, in one launch.
     """
     layers, _, parts, batch = sums.shape
@@ -338,7 +352,7 @@ def gram_estimates(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> 
 
 def gram_sums(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> Tensor:
     """The sums of ``rounding.Gram`` for each of many layers of one shape, in one launch: [layers,
-    5, parts, batch] in float32.
+    6, parts, batch] in float32.
     """
     rows = rights[0].dim() == 2
     if some := 0 if rows else _rounded_first(lefts[0], rights[0]):
@@ -363,7 +377,7 @@ def gram_sums(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> Tenso
     tile = tile or (32 if length <= 32 else 128 if length > 64 and not rows else 64)
     count = triton.cdiv(length, tile)
     pairs = count * (count + 1) // 2
-    out = torch.empty(len(lefts), 5, pairs, batch, dtype=torch.float32, device=left.device)
+    out = torch.empty(len(lefts), 6, pairs, batch, dtype=torch.float32, device=left.device)
     options: dict[str, Any] = {"num_warps": 8 if tile == 128 else 4, "num_stages": 4}
     _gram_kernel[(pairs, batch, len(lefts))](
         table([list(pair) for pair in zip(lefts, rights, strict=True)]), out, length, p, d,

@@ -95,6 +95,30 @@ class ClippedSum:
         ]
         return replace(self, rests=rests)
 
+    def lost_to_rounding(self) -> str | None:
+        """The parameter to blame, if the example with the largest upper bound of a norm is clipped
+        to less than a quarter of what its norm itself would leave of it.
+        """
+        if not bool(self.sound):
+            return None
+        most = self.squared_norms.argmax(1)
+        exact = self.squared_norms.clone()
+        for group, ((joined, large), example) in enumerate(
+            zip(self.rests, most.tolist(), strict=True)
+        ):
+            own = [part.squares_of(example) for part in large.values()]
+            own += [norms[:, example] for norms in joined.norms()]
+            exact[group, example] = sum(float(each.sum()) for each in own)
+        left, kept = self.clip.scale(self.squared_norms), self.clip.scale(exact)
+        for group, example in enumerate(most.tolist()):
+            if exact[group, example] > 0 and 4 * left[group, example] < kept[group, example]:
+                large = self.rests[group][1]  # what is held is measured as it is
+                sizes = {
+                    n: float(part.measured()[0][:, example].sum()) for n, part in large.items()
+                }
+                return max(sizes, key=sizes.__getitem__)
+        return None
+
 
 @dataclass(frozen=True)
 class ShardedNorms:

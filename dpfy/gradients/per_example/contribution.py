@@ -20,7 +20,7 @@ from dpfy.gradients.per_example.arithmetic import (
     fitted,
     put,
 )
-from dpfy.gradients.per_example.rounding import NormEstimate
+from dpfy.gradients.per_example.rounding import NormEstimate, row_squares
 
 if TYPE_CHECKING:
     from dpfy.gradients.per_example.joined import Buffers, SumJob
@@ -79,6 +79,10 @@ class Contribution(ABC):
         """The same with the examples where `keep` is False replaced by exact zeros, whatever they
         held.
         """
+
+    def squares_of(self, example: int) -> Tensor:
+        """The squared norm of one example's gradient as it is, [1], whatever rounding may do."""
+        return row_squares(self.per_example(slice(example, example + 1)))
 
     # When its norm is taken.
 

@@ -235,6 +235,10 @@ class EmbeddingGradient(Contribution):
             batch, self.count, columns
         )
 
+    def squares_of(self, example: int) -> Tensor:
+        rows = slice(example, example + 1)
+        return EmbeddingGradient(self.index[rows], self.grads[rows], self.count).estimate().squares
+
     def cleaned(self, keep: Tensor) -> EmbeddingGradient:
         return replace(self, grads=kept(self.grads, keep))
 

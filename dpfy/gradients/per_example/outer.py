@@ -191,7 +191,8 @@ class Outer(Contribution):
             if self.by_gram:
                 return grams.gram_estimates([self.left], [self.right])[0]
             return self._estimate(
-                norm_by_parts(batch, p * d, self.per_example, GPU_CHUNK_ELEMENTS), self._sizes()
+                norm_by_parts(batch, p * d, self.per_example, GPU_CHUNK_ELEMENTS),
+                self._sizes_by_position(),
             )
         return (
             self._estimate(*self.gram())
@@ -264,7 +265,8 @@ class Outer(Contribution):
         return narrow + 2 * rounding.of_factors(self.dtype, self.left.device)
 
     def rounding(self) -> Tensor:
-        return self._sizes() * (rounding.gamma(self.left.shape[1] + 4, self.dtype) + self._factor())
+        sizes = self._sizes() if self.left.shape[1] == 1 else self._sizes_by_position()
+        return sizes * (rounding.gamma(self.left.shape[1] + 4, self.dtype) + self._factor())
 
     @property
     def by_gram(self) -> bool:

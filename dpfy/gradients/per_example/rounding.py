@@ -207,6 +207,7 @@ class Gram(NamedTuple):
     right_trace: Tensor  # |R|^2
     left_square: Tensor  # |P|^2
     right_square: Tensor  # |Q|^2
+    by_position: Tensor  # sum over t of |l_t| |r_t|
 
 
 @dataclass(frozen=True)
@@ -235,6 +236,10 @@ class GramRounding:
         times the largest singular value of R, whose square is at most |Q|: positions whose inputs
         differ do not add up to the worst, which makes this sharper than :func:`of_products`. The
         additions of the sum give `added` |L| |R|.
+
+        Each of these is also at most its relative error times S = sum over t of |l_t| |r_t| (for
+        the sum of P * Q, S^2), which is far less where positions with large output gradients have
+        small inputs. The smaller one counts.
         """
         eta, n, dtype = least(torch.float32), self.positions, torch.float32
         loose = (
@@ -262,7 +267,19 @@ class GramRounding:
             rounding += (left_size * right_gram).sqrt_().mul_(self.left_factor * loose)
         if self.right_factor:
             rounding += (right_size * left_gram).sqrt_().mul_(self.right_factor * loose)
-        return NormEstimate(found.products, error.add_(n * n * eta), rounding)
+        left_least, right_least = n * self.left * eta, n * self.right * eta
+        size = (
+            found.by_position * loose
+            + (left_least * right_size).sqrt()
+            + (right_least * left_size).sqrt()
+            + (left_least + right_least)
+        )
+        relative = sum(gamma(terms, dtype) for terms in (self.left, self.right, self.terms))
+        least_sums = (left_least * right_size + right_least * left_size) * loose
+        by_position = size.square() * (relative * loose) + least_sums
+        error = torch.minimum(error, by_position).add_(n * n * eta)
+        factors = (self.left_factor + self.right_factor + self.added) * loose
+        return NormEstimate(found.products, error, torch.minimum(rounding, size * factors))
 
 
 def _length(square: Tensor, trace: Tensor) -> Tensor:

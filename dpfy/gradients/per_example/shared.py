@@ -156,6 +156,9 @@ class MeasuredContribution(Contribution):
     def per_example(self, rows: slice) -> Tensor:
         return self.rest.per_example(rows)
 
+    def squares_of(self, example: int) -> Tensor:
+        return self.rest.squares_of(example)
+
     def rounding(self) -> Tensor:
         return self.rest.rounding()
 
