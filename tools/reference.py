@@ -18,7 +18,8 @@ from typing import Any
 
 import dpfy
 from dpfy.accounting import calculator, patterns
-from dpfy.cli import fit, query, serve_student, synthesize
+from dpfy.audit.job import AuditConfig
+from dpfy.cli import fit, query, serve, serve_student, synthesize, texts
 from dpfy.core import settings
 from dpfy.data.config import FIELDS_OF_KIND
 from dpfy.models.config import FIELDS_OF_MODEL
@@ -30,6 +31,9 @@ FORMS = {
     "query": query.QueryForm,
     "fit": fit.FitForm,
     "synthesize": synthesize.SynthesizeForm,
+    "synthesize texts": texts.TextsForm,
+    "synthesize tokenizer": texts.TokenizerForm,
+    "serve start": serve.StartForm,
     "serve student": serve_student.StudentForm,
 }
 ROOT = Path(__file__).resolve().parents[1]
@@ -155,7 +159,7 @@ def configuration() -> str:
         "not read; all problems are listed at once.",
         "`dpfy init` drafts a job for a table ([tutorial](tutorials/tabular.md)).",
     ]
-    for name, kind in SECTIONS.items():
+    for name, kind in (SECTIONS | {"audit": AuditConfig}).items():
         rows = [
             (f"`{item.name}`", _type(str(item.type)), _default(item), item.metadata["words"])
             for item in dataclasses.fields(kind)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ from torch import Tensor
 from dpfy.audit import finished
 from dpfy.audit.families import ClaimedFamily
 from dpfy.audit.observation import LENGTH, claimed_curve, observe_table
-from dpfy.audit.whitebox import AuditedClaim, ObservedSums
-from dpfy.core import check, storage
+from dpfy.audit.whitebox import AuditedClaim, ObservedSums, fair_coins
+from dpfy.core import check, errors, settings, storage
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
+from dpfy.core.settings import setting
 from dpfy.core.storage import write_atomically
 from dpfy.core.unit import EXAMPLE, Poisson, RandomAllocation
 from dpfy.gradients.clip import FlatClip
@@ -37,7 +39,7 @@ from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import CANARIES
 from dpfy.runs.run import Run
 from dpfy.training import job
-from dpfy.training.config import SECTIONS, JobConfig, make
+from dpfy.training.config import SECTIONS, JobConfig, attempted, make
 from dpfy.training.evaluation import PublicTest
 from dpfy.training.fit import fit
 from dpfy.training.run import TRAINING, TrainingRun, load_plan
@@ -45,6 +47,7 @@ from dpfy.training.step import Update
 
 FILE = CANARIES
 ATTACKS = ("white-box", "final-model")
+MOST_CANARIES = 2**20
 NOBODY = -100
 """The target of a canary that is out: its loss, and so its gradient, is exactly zero."""
 LIT = 0.05
@@ -66,32 +69,47 @@ class Evidence:
     margins: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
 
 
-def train(
-    config: JobConfig,
-    out: Path,
-    included: NDArray[np.bool_],
-    *,
-    attack: str = "white-box",
-    seed: int | None = None,
-    progress: bool = False,
-) -> None:
-    """Run the job into `out` with one canary for each coin in `included`; those that are out are
-    blank records.
+@dataclass(frozen=True)
+class AuditConfig:
+    """[audit]: the canaries that are trained on, and who looks at them."""
+
+    canaries: int = setting(1000, "Synthetic canaries, each in by a fair coin.")
+    attack: str = setting(
+        ATTACKS[0], "white-box (sees every update) or final-model (sees the released model)."
+    )
+
+    def __post_init__(self) -> None:
+        check.integer("audit.canaries", self.canaries, least=10, most=MOST_CANARIES)
+        check.one_of("audit.attack", self.attack, ATTACKS)
+
+
+@dataclass(frozen=True)
+class AuditJob(JobConfig):
+    """Everything `dpfy audit train` does, as data. `privacy.records` counts no canary."""
+
+    audit: AuditConfig = dataclasses.field(default_factory=AuditConfig)
+
+
+AUDITED: dict[str, type] = SECTIONS | {"audit": AuditConfig}
+"""The sections of the configuration of a run with canaries."""
+
+
+def read(config: Path | None, given: Mapping[str, Any]) -> AuditJob:
+    """The configuration in a file, if any, with what the command line gives over it."""
+    raw = settings.read(AUDITED, config) if config else {}
+    made, found = attempted(raw, given, AuditJob, AUDITED)
+    errors.raise_all(found)
+    assert isinstance(made, AuditJob)
+    return made
+
+
+def train(config: AuditJob, out: Path, *, seed: int | None = None, progress: bool = False) -> None:
+    """Run the job into `out` with its canaries; those that are out by their coin are blank records.
 
     Guarantees: the plan, for private records and canaries together, is reserved before any data is
     read.
     """
-    check.one_of("attack", attack, ATTACKS)
-    with_canaries = dataclasses.replace(
-        config.privacy, records=job.records_of(config) + len(included)
-    )
-    _train(
-        dataclasses.replace(config, privacy=with_canaries),
-        out,
-        (attack, included),
-        seed=seed,
-        progress=progress,
-    )
+    _train(config, out, fair_coins(config.audit.canaries, seed), seed=seed, progress=progress)
 
 
 def resume(out: Path, *, progress: bool = False) -> None:
@@ -101,27 +119,21 @@ def resume(out: Path, *, progress: bool = False) -> None:
     if job.is_finished(out):
         job.finished(out)
         return
-    config = make(job.stored_config(out), {})
     if not (out / FILE).is_file():
+        job.require_run(out)
         rule = (
             "was stopped before its canaries were stored, and nothing was released: start it again "
             "in another folder"
         )
         raise InvalidInput("run", str(out), rule)
-    held = _held(out)
-    _train(
-        config,
-        out,
-        (str(held["attack"]), held["included"].astype(bool)),
-        resume=True,
-        progress=progress,
-    )
+    config = read(job.require_config(out), {})
+    _train(config, out, _held(out)["included"].astype(bool), resume=True, progress=progress)
 
 
 def _train(
-    config: JobConfig,
+    config: AuditJob,
     out: Path,
-    coins: tuple[str, NDArray[np.bool_]],
+    included: NDArray[np.bool_],
     *,
     resume: bool = False,
     seed: int | None = None,
@@ -130,9 +142,11 @@ def _train(
     if config.model.name in LANGUAGE:
         way_out = "plant dpfy.synthetic.text.copies.Canaries among the texts"
         raise Unsupported("an audit of a language model by records of noise", way_out)
-    plan = job.plan_of(config)
+    config = job.with_delta(config)
+    together = dataclasses.replace(config.privacy, records=job.records_of(config) + len(included))
+    plan = job.plan_of(dataclasses.replace(config, privacy=together))
     _auditable(plan)
-    attack, included = coins
+    attack = config.audit.attack
     texts = (config.to_toml(publish=True), config.to_toml(publish=False))
     every = config.runtime.checkpoint_every
     budget = job.budget_of(config.ledger, plan.delta)

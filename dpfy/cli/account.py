@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from dpfy.cli import options
 from dpfy.cli.output import tell
 
 ACCOUNTANT = typer.Option(
@@ -19,6 +20,10 @@ SAMPLING = typer.Option(
     help="How batches are formed: poisson, truncated-poisson, without-replacement, "
     "with-replacement, random-allocation, shuffled, buffer-shuffled, fixed-order."
 )
+Delta = Annotated[float, typer.Option(help="The delta of (epsilon, delta); below 1/records.")]
+Noise = Annotated[float, typer.Option(help="Noise (standard deviation) in clip norms.")]
+Rate = Annotated[float, typer.Option(help="Probability that one unit is in a batch.")]
+Steps = Annotated[int, typer.Option(help="Number of noisy steps.")]
 
 
 def chosen_delta(delta: float | None, records: int) -> tuple[float, dict[str, str]]:
@@ -31,7 +36,7 @@ def chosen_delta(delta: float | None, records: int) -> tuple[float, dict[str, st
         return delta, {}
     if not check.integer("records", records, least=0, most=check.RECORDS):
         raise InvalidInput("--delta", None, "is needed, or --records, from which it is derived")
-    told = f"the largest power of ten that is at most 1 / {records}^1.1"
+    told = f"the largest power of ten that is at most 1 / {records}^1.1 and 1e-5"
     return default_delta(records), {"delta_from": told}
 
 
@@ -40,17 +45,12 @@ def account(
         float | None,
         typer.Option(
             show_default=False,
-            help="The delta of (epsilon, delta); without it, from --records: the largest power of "
-            "ten that is at most 1 / records^1.1.",
+            help="The delta of (epsilon, delta); without it derived from --records, as everywhere.",
         ),
     ] = None,
-    noise_multiplier: Annotated[
-        float, typer.Option(help="Standard deviation of the noise in units of the clip norm.")
-    ] = -1.0,
-    sampling_rate: Annotated[
-        float, typer.Option(help="Probability that one unit is in a batch.")
-    ] = 1.0,
-    steps: Annotated[int, typer.Option(help="Number of noisy steps.")] = 1,
+    noise_multiplier: Noise = -1.0,
+    sampling_rate: Rate = 1.0,
+    steps: Steps = 1,
     sampling: Annotated[str, SAMPLING] = "poisson",
     records: Annotated[int, typer.Option(help="Number of units (fixed-size sampling, delta).")] = 0,
     batch_size: Annotated[int, typer.Option(help="Units in a batch (fixed-size sampling).")] = 0,
@@ -78,7 +78,7 @@ def account(
     accountant: Annotated[str, ACCOUNTANT] = "tight",
     adjacency: Annotated[str, ADJACENCY] = "add-or-remove-one",
     meaning: Annotated[bool, typer.Option(help="Also say what it means for an attacker.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Print the epsilon that a training run costs.
 

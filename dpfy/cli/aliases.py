@@ -36,6 +36,8 @@ FIRST = {"train": ("--path", "--data"), "tune": ("--data",)}
 def renewed(arguments: Sequence[str]) -> list[str]:
     """The arguments in their new form."""
     words = _command(list(arguments))
+    if words[:2] == ["audit", "train"]:
+        return ["audit", *_audited(_flags(words[1:]))]
     return _flags(words) if words and words[0] in DATA else words
 
 
@@ -50,6 +52,13 @@ def _command(words: list[str]) -> list[str]:
     for old, new in COMMANDS.items():
         if tuple(words[: len(old)]) == old:
             return [*new, *words[len(old) :]]
+    return words
+
+
+def _audited(words: list[str]) -> list[str]:
+    """The words from "train" on. Of two arguments the second was the configuration."""
+    if len(words) > 2 and not words[1].startswith("-") and words[2].endswith(".toml"):
+        return [*words[:2], "--config", *words[2:]]
     return words
 
 

@@ -38,10 +38,8 @@ HELP = """Differentially private machine learning: the guarantee printed is the 
 
 Start with [b]dpfy train[/b]: it trains a private model on embedded data and leaves a run folder
 that anyone can check with [b]dpfy verify[/b]. For a table of your own begin with [b]dpfy init
-people.csv[/b].
-
-Every command takes --json and then prints one JSON object. Exit status: 0 success, 1 a check that
-failed, 2 bad input.
+people.csv[/b]. Every command takes --json and then prints one JSON object. Exit status: 0 success,
+1 a check that failed, 2 bad input.
 
 Example: dpfy query people.csv "mean(age)" --schema people.toml --epsilon 0.5
 """
@@ -49,14 +47,7 @@ Example: dpfy query people.csv "mean(age)" --schema people.toml --epsilon 0.5
 COMPLETE = "_DPFY_COMPLETE"
 """Set by the shell when it asks how a word may go on (--install-completion)."""
 
-app = typer.Typer(
-    name="dpfy",
-    cls=plugins.VerbGroup,
-    help=HELP,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-)
+app = plugins.group(HELP, name="dpfy")
 WORK, RELEASED, PLAN = "Private data", "Released runs", "Planning and checking"
 
 app.command("init", rich_help_panel=WORK)(init.init)

@@ -4,37 +4,29 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+from dpfy.cli import options
+from dpfy.cli.form import AskedJob, JobForm, flag, job
 from dpfy.cli.interrupt import resumable
-from dpfy.cli.options import Assignments
 from dpfy.cli.output import require_writable, save, tell
-from dpfy.cli.plugins import VerbGroup
+from dpfy.cli.plugins import group
 from dpfy.core.errors import InvalidInput, Unsupported
 
-if TYPE_CHECKING:
-    pass
+app = group(
+    """Attack our own guarantee: lower bounds on epsilon, measured from outside, beside what was
+    claimed. Exit status 1: a claim is exceeded.
 
-
-class AuditGroup(VerbGroup):
-    """`dpfy audit RUN` is `dpfy audit run RUN`."""
-
-    default = "run"
-
-
-app = typer.Typer(
+    Example: dpfy audit mechanism --noise-multiplier 1 --steps 16""",
+    short="Attack our own guarantee: lower bounds on epsilon.",
+    default="run",
     name="audit",
-    cls=AuditGroup,
-    help="Attack our own guarantee: lower bounds on epsilon, measured from outside, beside what "
-    "was claimed.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Confidence = Annotated[float, typer.Option(help="Of the lower bound.")]
 Plot = Annotated[
     Path | None, typer.Option(help="Write the attacker's ROC against the claim here (SVG).")
@@ -89,17 +81,17 @@ def mechanism(
         int, typer.Option(help="Independent coordinates, each in by a fair coin.")
     ] = 10_000,
     confidence: Confidence = 0.95,
-    insecure_seed: Annotated[
-        int | None, typer.Option(help="Fix all randomness, for tests.")
-    ] = None,
+    insecure_seed: options.Seed = None,
     plot: Plot = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Audit the noise stream by itself on neighbouring inputs.
 
     The claim is what the accountant gives for this noise, rate and number of steps; the attacker
     sees every release. The noise alone is tested too, for its scale and shape, and the answer says
     which error of scale the test would have found.
+
+    Example: dpfy audit mechanism --noise-multiplier 1 --sampling-rate 0.1 --steps 32
     """
     from dpfy.audit import finished
     from dpfy.audit.observation import StreamFacts, audited
@@ -130,17 +122,17 @@ def users(
     ] = False,
     delta: Annotated[float, typer.Option(help="The delta of the claim.")] = 1e-5,
     confidence: Confidence = 0.95,
-    insecure_seed: Annotated[
-        int | None, typer.Option(help="Fix all randomness, for tests.")
-    ] = None,
+    insecure_seed: options.Seed = None,
     plot: Plot = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Audit user-level training, or the rounds of a federation, in one run with canary users.
 
     The claim is what the accountant gives for one user. The attacker sees every noisy sum; a second
     figure is the estimate from the cosines of canary updates with the movement of the model (Andrew
     et al. 2023), which is no bound.
+
+    Example: dpfy audit users --noise-multiplier 1 --canaries 100 --steps 8
     """
     from dpfy.audit import finished
     from dpfy.audit.families import ClaimedFamily
@@ -171,77 +163,51 @@ def users(
     _end(answer | {"unit": seen.plan.recipe.unit.name}, as_json, plot, (scores, family))
 
 
+@dataclass(frozen=True)
+class AuditTrainForm(JobForm):
+    """`dpfy audit train`."""
+
+    canaries: int | None = flag(
+        "Synthetic canaries, each in by a fair coin.", None, "1000", key="audit.canaries"
+    )
+    attack: str | None = flag(
+        "white-box (sees every update) or final-model (sees the released model).",
+        None,
+        "white-box",
+        key="audit.attack",
+    )
+    batch_size: float | None = flag("Mean size of a batch.", None, key="training.batch_size")
+    steps: int | None = flag("Noisy steps.", None, key="training.steps")
+    confidence: float = flag("Of the lower bound.", 0.95)
+    plot: str | None = flag("Write the attacker's ROC against the claim here (SVG).", None)
+
+
 @app.command("train")
-def train(
-    config: Annotated[
-        Path | None, typer.Argument(help="Configuration (TOML) of the training.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder (default: a new one under runs/).")
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(help="Resume the unfinished run in --out: same coins, canaries and bits."),
-    ] = False,
-    canaries: Annotated[
-        int, typer.Option(help="Synthetic canaries, each in by a fair coin.")
-    ] = 1000,
-    attack: Annotated[
-        str,
-        typer.Option(
-            help="white-box (sees every update) or final-model (sees the released model)."
-        ),
-    ] = "white-box",
-    data: Annotated[str | None, typer.Option(help="As in dpfy train.")] = None,
-    model: Annotated[str | None, typer.Option(help="As in dpfy train.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Epsilon to reach.")] = None,
-    batch_size: Annotated[float | None, typer.Option(help="Mean size of a Poisson batch.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Noisy steps.")] = None,
-    assignments: Assignments = None,
-    confidence: Confidence = 0.95,
-    insecure_seed: Annotated[
-        int | None, typer.Option(help="Fix all randomness, for tests: protects nothing.")
-    ] = None,
-    plot: Plot = None,
-    as_json: Json = False,
-) -> None:
+@job(AuditTrainForm)
+def train(asked: AskedJob[AuditTrainForm]) -> None:
     """Train a configuration with canaries in it, then audit the run. It is a training like any
     other, and charged like any other.
+
+    Example: dpfy audit train embedded --model linear --steps 12 --canaries 300 --out runs/audited
     """
     from dpfy.audit import job as audit_job
-    from dpfy.audit.whitebox import fair_coins
-    from dpfy.core import settings
-    from dpfy.runs.run import fresh_path
-    from dpfy.training import config as configuration
 
-    flags = {
-        "data.kind": data,
-        "model.name": model,
-        "privacy.epsilon": epsilon,
-        "training.batch_size": batch_size,
-        "training.steps": steps,
-    }
-    _check(confidence, plot, canaries)
-    if resume and out is None:
-        raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
-    given = settings.assigned(configuration.SECTIONS, assignments or [], flags)
-    folder = out or fresh_path()
+    plot = None if asked.form.plot is None else Path(asked.form.plot)
+    _check(asked.form.confidence, plot)
+    given, folder = asked.fields(audit_job.AUDITED), asked.folder()
     with resumable(folder, "dpfy audit train"):
-        if resume:
-            if others := [*(["config"] if config is not None else []), *given]:
-                raise InvalidInput(
-                    "--resume",
-                    others[0],
-                    "a resumed run has its own configuration: give --out alone",
-                )
-            audit_job.resume(folder, progress=not as_json)
+        if asked.resume:
+            if others := [*(["config"] if asked.config is not None else []), *given]:
+                rule = "a resumed run has its own configuration: give --out alone"
+                raise InvalidInput("--resume", others[0], rule)
+            audit_job.resume(folder, progress=not asked.as_json)
         else:
-            job = configuration.make(configuration.read_toml(config) if config else {}, given)
-            coins = fair_coins(canaries, insecure_seed)
-            audit_job.train(
-                job, folder, coins, attack=attack, seed=insecure_seed, progress=not as_json
-            )
-    _run(folder, confidence, plot, as_json)
+            whole = audit_job.read(asked.config, given)
+            if asked.show:
+                asked.tell(whole)
+                return
+            audit_job.train(whole, folder, seed=asked.seed, progress=not asked.as_json)
+    _run(folder, asked.form.confidence, plot, asked.as_json)
 
 
 @app.command("run")
@@ -255,7 +221,7 @@ def run(
     ] = 2.0,
     confidence: Confidence = 0.95,
     plot: Plot = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Audit a finished run with the strongest attack that fits it and the time. The word run may be
     left out.
@@ -309,7 +275,7 @@ def model(
     out: Annotated[
         Path | None, typer.Option(help="Write the result as JSON to this new file.")
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Infer membership: how well does the model tell its training records from others?
 
@@ -371,10 +337,12 @@ def labels(
         int, typer.Option(help="Labels that are drawn by coins and guessed.")
     ] = 20_000,
     confidence: Confidence = 0.95,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Attack a release of labels: how well do its answers tell which of two labels a record has? No
     data is read: labels are coins.
+
+    Example: dpfy audit labels --method rr --epsilon 1
     """
     from dpfy.labels.method import LabelMethod
 
@@ -412,10 +380,7 @@ def _infer_labels(
     raise typer.Exit(1 if verdict.violated else 0)
 
 
-MOST_CANARIES = 2**20
-
-
-def _check(confidence: float, plot: Path | None, canaries: int = MOST_CANARIES) -> None:
+def _check(confidence: float, plot: Path | None, canaries: int | None = None) -> None:
     """Refuse before the work what would fail after it."""
     from dpfy.core import check
 
@@ -425,7 +390,10 @@ def _check(confidence: float, plot: Path | None, canaries: int = MOST_CANARIES) 
             "nothing"
         )
         raise InvalidInput("--confidence", confidence, rule)
-    check.integer("--canaries", canaries, least=10, most=MOST_CANARIES)
+    if canaries is not None:
+        from dpfy.audit.job import MOST_CANARIES
+
+        check.integer("--canaries", canaries, least=10, most=MOST_CANARIES)
     if plot is not None:
         require_writable("--plot", plot, {".svg": (b"<?xml",)})
 

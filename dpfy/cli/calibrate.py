@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from dpfy.cli.account import ACCOUNTANT, ADJACENCY, SAMPLING, chosen_delta
+from dpfy.cli import options
+from dpfy.cli.account import ACCOUNTANT, ADJACENCY, SAMPLING, Rate, Steps, chosen_delta
 from dpfy.cli.output import tell
 
 
@@ -48,10 +49,8 @@ def calibrate(
         float | None,
         typer.Option(show_default=False, help="The chance to guess it without the release."),
     ] = None,
-    sampling_rate: Annotated[
-        float, typer.Option(help="Probability that one unit is in a batch.")
-    ] = 1.0,
-    steps: Annotated[int, typer.Option(help="Number of noisy steps.")] = 1,
+    sampling_rate: Rate = 1.0,
+    steps: Steps = 1,
     noise_multiplier: Annotated[
         float, typer.Option(help="Fixed noise, when --solve asks for something else.")
     ] = 0.0,
@@ -74,16 +73,12 @@ def calibrate(
     ] = 0,
     accountant: Annotated[str, ACCOUNTANT] = "tight",
     adjacency: Annotated[str, ADJACENCY] = "add-or-remove-one",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Print the least noise multiplier that reaches a target epsilon, or limits an attack.
+    """Print the least noise multiplier that reaches a target epsilon, or limits an attack (--tpr
+    0.02 --at-fpr 0.01).
 
     Example: dpfy plan calibrate --epsilon 1 --delta 1e-6 --sampling-rate 0.05 --steps 200
-
-    Example: dpfy plan calibrate --epsilon 1 --solve records --batch-size 500 --steps 2000
-    --noise-multiplier 1 --delta 1e-6
-
-    Example: dpfy plan calibrate --tpr 0.02 --at-fpr 0.01 --sampling-rate 0.05 --steps 200
     """
     from dpfy.accounting import calculator, planning
     from dpfy.accounting.interpretation import AttackTarget

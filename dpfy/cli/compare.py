@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli.account import ADJACENCY
+from dpfy.cli import options
+from dpfy.cli.account import ADJACENCY, Delta, Noise, Rate, Steps
 from dpfy.cli.output import require_writable, save, tell
-from dpfy.cli.plugins import VerbGroup
+from dpfy.cli.plugins import group
 
-app = typer.Typer(
-    cls=VerbGroup,
-    help="Compare bounds, tuning routes and more, side by side.",
-    no_args_is_help=True,
+app = group(
+    """Compare bounds, tuning routes, mechanisms and more, side by side.
+
+    Example: dpfy plan compare bounds --noise-multiplier 1 --steps 10 --delta 1e-6"""
 )
 PLOT = typer.Option(help="Also draw the table as an SVG file.")
 TUNED_STEPS = 10_000_000
@@ -26,19 +28,18 @@ SVG = {".svg": (b"<?xml",)}
 
 @app.command()
 def bounds(
-    noise_multiplier: Annotated[
-        float, typer.Option(help="Standard deviation of the noise in units of the clip norm.")
-    ],
-    delta: Annotated[float, typer.Option(help="The delta of (epsilon, delta).")],
-    sampling_rate: Annotated[
-        float, typer.Option(help="Probability that one unit is in a batch.")
-    ] = 1.0,
-    steps: Annotated[int, typer.Option(help="Number of noisy steps.")] = 1,
+    noise_multiplier: Noise,
+    delta: Delta,
+    sampling_rate: Rate = 1.0,
+    steps: Steps = 1,
     adjacency: Annotated[str, ADJACENCY] = "add-or-remove-one",
     plot: Annotated[Path | None, PLOT] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Print every bound on epsilon for one training run, tightest first."""
+    """Print every bound on epsilon for one training run, tightest first.
+
+    Example: dpfy plan compare bounds --noise-multiplier 1 --steps 10 --delta 1e-6
+    """
     from dpfy.accounting import calculator
     from dpfy.accounting.patterns import TrainingPattern
 
@@ -63,21 +64,19 @@ def bounds(
 
 @app.command()
 def tuning(
-    noise_multiplier: Annotated[
-        float, typer.Option(help="Noise of one run, in units of the clip norm.")
-    ],
-    delta: Annotated[float, typer.Option(help="The delta of (epsilon, delta).")],
-    sampling_rate: Annotated[
-        float, typer.Option(help="Probability that one unit is in a batch.")
-    ] = 1.0,
-    steps: Annotated[int, typer.Option(help="Number of noisy steps of one run.")] = 1,
+    noise_multiplier: Noise,
+    delta: Delta,
+    sampling_rate: Rate = 1.0,
+    steps: Steps = 1,
     trials: Annotated[int, typer.Option(help="How many settings are tried (on average).")] = 100,
     adjacency: Annotated[str, ADJACENCY] = "add-or-remove-one",
     plot: Annotated[Path | None, PLOT] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Print what tuning costs by every proven route, cheapest first, and what the guide prints
     without a proof.
+
+    Example: dpfy plan compare tuning --noise-multiplier 1 --steps 10 --delta 1e-6 --trials 20
     """
     from dpfy.accounting.patterns import TrainingPattern
     from dpfy.accounting.tuning import printed, routes
@@ -92,23 +91,22 @@ def tuning(
     among = Adjacency.parse(adjacency)
     found = routes(event, trials, delta, adjacency=among)
     if plot is not None:
-        draw(
-            plot,
-            [(route.name, route.epsilon) for route in found],
-            f"epsilon at delta {delta:g}",
-        )
-    rows = [{"route": route.name, "epsilon": route.epsilon, "note": route.note} for route in found]
-    lines = [f"{route.name:<42} {route.epsilon:>10.4f}  {route.note}" for route in found]
+        label = f"epsilon at delta {delta:g}"
+        draw(plot, [(route.name, route.epsilon) for route in found], label)
     claimed = printed(event, trials, delta, adjacency=among)
+    told, lines = priced(found, claimed)
+    tell({"delta": delta, "trials": trials} | told, lines, as_json=as_json)
+
+
+def priced(found: Sequence[Any], claimed: Any) -> tuple[dict[str, Any], list[str]]:
+    """What the routes of a search cost, and what is printed elsewhere without a proof: as JSON, and
+    as lines.
+    """
+    rows = [{"route": one.name, "epsilon": one.epsilon, "note": one.note} for one in found]
+    lines = [f"{one.name:<42} {one.epsilon:>10.4f}  {one.note}" for one in found]
     lines += ["", f"{claimed.name:<42} {claimed.figure:>10.4f}  {claimed.note}"]
-    answer = {
-        "delta": delta,
-        "trials": trials,
-        "cheapest": found[0].name,
-        "routes": rows,
-        "not_a_guarantee": claimed.to_json(),
-    }
-    tell(answer, lines, as_json=as_json)
+    told = {"cheapest": found[0].name, "routes": rows, "not_a_guarantee": claimed.to_json()}
+    return told, lines
 
 
 def draw(path: Path, rows: list[tuple[str, float]], label: str) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dpfy.cli import options
 from dpfy.cli.output import tell
 
 
@@ -34,14 +35,15 @@ def estimators(
         str | None,
         _option("Public table to compare on (CSV, Parquet). Nothing of it is protected."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Compare classical learners on made-up data with the columns of a schema, or on a public
     table. Nothing is charged.
 
-    dpfy plan compare estimators --schema adult --records 1000 --records 20000 --epsilon 0.5 --epsilon 4
-
     Private records have no place here: choosing by scores on them is a release (dpfy tune).
+
+    Example: dpfy plan compare estimators --schema adult --records 1000 --epsilon 0.5 --epsilon
+    4
     """
     import sys
 

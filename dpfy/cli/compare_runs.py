@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dpfy.cli import options
 from dpfy.cli.output import PAGE, require_writable, save, tell
 
 
@@ -17,12 +18,14 @@ def runs(
     out: Annotated[
         Path | None, typer.Option(help="Also write the comparison as one page (HTML).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Compare the privacy reports of finished runs.
 
     Claims about different units of privacy, adjacencies or settings are not ranked: the reason is
     given, and how to convert.
+
+    Example: dpfy report compare runs/x runs/y
     """
     from dpfy.report import compare
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpfy.cli import options
+from dpfy.cli.account import Delta
 from dpfy.cli.output import PICTURE, require_writable, save, tell
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def users(
     epsilon: Annotated[
         float, typer.Option(help="Epsilon for one user that both are calibrated to.")
     ],
-    delta: Annotated[float, typer.Option(help="Delta; below 1/users.")],
+    delta: Delta,
     alike: Annotated[
         float,
         typer.Option(
@@ -58,7 +60,7 @@ def users(
         Path | None,
         typer.Option(help="Draw the noise over the number of records of a user (SVG, PNG)."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Compare records drawn one by one (ELS) with users drawn whole (ULS), at one guarantee for
     users and one number of gradients.
@@ -66,6 +68,9 @@ def users(
     Looks at no data. "std" is the noise left in the mean gradient of a step, in clip norms of a
     record; "even if" says how alike a user's records would have to be for both to leave the same:
     users win below.
+
+    Example: dpfy plan compare users --users 1000 --max-contributions 4 --batch-size 100 --steps
+    50 --epsilon 3 --delta 1e-5
     """
     from dpfy.accounting import user_level
 

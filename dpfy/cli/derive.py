@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from dpfy.cli import options
 from dpfy.cli.output import tell
 
 
@@ -43,7 +44,7 @@ def derive(
     name: Annotated[
         str | None, typer.Option(help="Its name in the folder; by default the file's own.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Add a derived file to a finished run: post-processing is covered by the guarantee and costs
     nothing.
@@ -51,6 +52,8 @@ def derive(
     The ledger keeps its hash, what it was made of, how, and which public data was used; dpfy verify
     follows it. What dpfy cannot see is whether private data went into it after all: that would be a
     release of its own, and must be charged.
+
+    Example: dpfy report derive runs/x small.bin --how "rounded to 8 bits"
     """
     from dpfy.core.errors import InvalidInput
     from dpfy.runs import derive as derived

@@ -25,6 +25,8 @@ def explore(
 
     The page is served to this machine alone (127.0.0.1), at an address with a random token; it
     loads nothing from anywhere and reads no data. Stop it with Ctrl-C.
+
+    Example: dpfy plan explore --port 0
     """
     from dpfy.core.errors import InvalidInput
     from dpfy.report.server import Explorer

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfy.cli.form import Asked, TableRunForm, command, flag
+from dpfy.cli.form import RULE, Asked, TableRunForm, command, flag
 from dpfy.cli.interrupt import resumable
 from dpfy.cli.output import charged, tell
 
@@ -23,7 +23,7 @@ class FitForm(TableRunForm):
     )
     epsilon: float = flag("What the fit may cost.")
     target: str | None = flag("Column to predict.", None, "the label of the schema")
-    delta: float = flag("Delta; 0 for a pure guarantee, where the estimator has one.", 1e-6)
+    delta: float | None = flag("Delta; 0 for a pure guarantee.", None, RULE)
     adjacency: str = flag("Which change is hidden.", "add-or-remove-one")
     records: int | None = flag("Public number of records, if there is one.", None)
     test: str | None = flag(
@@ -36,23 +36,18 @@ class FitForm(TableRunForm):
 def fit(asked: Asked[FitForm]) -> None:
     """Fit a classical learner on private records, and leave a run folder that anyone can verify.
 
-    dpfy fit adult.csv --schema adult --estimator logistic --target income --epsilon 1
+    With --person patient --at-most 5 all records of one patient are protected together, of which
+    at most five are used. Ranges, categories and classes come from the schema, never from the data.
+    Parameters of an estimator: --set solver=statistics; docs/estimators.md lists them. Use the
+    model with dpfy predict RUN ROWS.
 
-    dpfy fit people.csv --schema s.toml --estimator linear --target hours --epsilon 0.5 --set
-    solver=statistics --out runs/hours
-
-    Persons: with --person patient --at-most 5 all records of one patient are protected together, of
-    which at most five are used.
-
-    Ranges, categories and classes come from the schema, never from the data. Use the model with
-    dpfy predict RUN ROWS, or in Python: dpfy.estimators.load(RUN). Which parameters an estimator
-    has: docs/estimators.md.
+    Example: dpfy fit people.csv --schema people.toml --estimator logistic --epsilon 1
     """
     from dpfy.estimators import job
 
     form = asked.form
     given = job.settings(job.kind_for(form.estimator, form.schema, form.target), form.parameters)
-    given |= {"epsilon": form.epsilon, "delta": form.delta, "adjacency": form.adjacency}
+    given |= {"epsilon": form.epsilon, "delta": asked.delta(), "adjacency": form.adjacency}
     given |= {"records": form.records, "unit": job.person(form.person, form.at_most)}
     request = job.FitRequest(form.estimator, form.data, form.schema, form.target, given, form.test)
     with resumable(asked.out, asked.again("fit")), _bar() as progress:

@@ -18,6 +18,10 @@ import typer
 from dpfy.cli import options
 
 F = TypeVar("F")
+RULE = "from --records or the ledger, else 1e-6"
+"""The default of --delta."""
+LAST = ("ledger", "budget")
+"""Flags that are listed after the others."""
 
 
 def flag(words: str, default: Any = MISSING, otherwise: str = "", **more: Any) -> Any:
@@ -27,8 +31,10 @@ def flag(words: str, default: Any = MISSING, otherwise: str = "", **more: Any) -
         words: What it is.
         default: Its default.
         otherwise: What holds where it is not given.
-        more: `metavar`, of a positional argument; `path` of what is never published; `hidden`;
-            `rest`, of the field that takes all other keys.
+        more: `metavar`; `placed`, of a positional argument; `path`, of what is never published;
+            `hidden`; `passing`, of what is no part of the run and is not kept with it;
+            `rest`, of the field that takes all other keys; `key`, of what the flag is called in the
+            configuration of a job.
     """
     about = {"words": words, "otherwise": otherwise, **more}
     return field(default=default, metadata=about, kw_only=True)
@@ -39,6 +45,7 @@ class RunForm:
     """What every command takes that makes a run."""
 
     ledger: str | None = flag("Ledger of the data set, over all its releases.", None, path=True)
+    budget: float | None = flag("Epsilon that all runs of the ledger may spend.", None)
     insecure_seed: int | None = flag(
         "Fix all randomness, for tests: protects nothing.", None, hidden=True, path=True
     )
@@ -48,10 +55,99 @@ class RunForm:
 class TableRunForm(RunForm):
     """What every command takes that makes a run of a private table."""
 
-    data: str = flag("The private table: CSV or Parquet.", metavar="DATA", path=True)
+    data: str = flag("The private table: CSV or Parquet.", metavar="DATA", placed=True, path=True)
     schema: str = flag("Public schema of the columns (TOML), or adult.", path=True)
     person: str | None = flag("Column with the person that a row belongs to.", None)
     at_most: int | None = flag("Most rows of one person that are used.", None)
+
+
+@dataclass(frozen=True)
+class JobForm(RunForm):
+    """What every command takes that does a whole job: flags that win over its configuration."""
+
+    data: str | None = flag(
+        "A file (.csv, .parquet, .npz), embedded, mnist, cifar10, ..., or a configuration (.toml).",
+        None,
+        metavar="DATA",
+        placed=True,
+    )
+    schema: str | None = flag("Public schema of a table (TOML).", None, key="data.schema")
+    person: str | None = flag(
+        "Column with the person that a row belongs to.", None, key="data.user"
+    )
+    at_most: int | None = flag(
+        "Most rows of one person that are used.", None, key="data.most_records"
+    )
+    records: str | None = flag(
+        "Public number to train on, less those held out.", None, key="privacy.records"
+    )
+    model: str | None = flag("scattering-linear, linear, mlp, ...", None, key="model.name")
+    epsilon: float | None = flag(
+        "Epsilon to reach (default 3; labels: 1).", None, key="privacy.epsilon"
+    )
+    delta: float | None = flag("Delta.", None, "from --records", key="privacy.delta")
+    ledger: str | None = flag(
+        "Ledger of the data set, over all its releases.", None, key="ledger.path"
+    )
+    budget: float | None = flag(
+        "Epsilon that all runs may spend.", None, key="ledger.budget_epsilon"
+    )
+
+
+@dataclass(frozen=True)
+class AskedJob(Generic[F]):
+    """A job as it was given: its flags, the configuration they win over, and where its run lives."""
+
+    form: F
+    config: Path | None
+    words: tuple[str, ...]
+    out: Path | None
+    resume: bool
+    show: bool
+    as_json: bool
+
+    @property
+    def seed(self) -> int | None:
+        """What fixes all randomness, for tests."""
+        form: Any = self.form
+        seed: int | None = form.insecure_seed
+        return seed
+
+    def flags(self) -> dict[str, Any]:
+        """The fields of the configuration that flags give, and where the data are."""
+        from dpfy.data.config import KINDS
+
+        form: Any = self.form
+        found = {
+            f.metadata["key"]: getattr(form, f.name) for f in fields(form) if "key" in f.metadata
+        }
+        found = {key: value for key, value in found.items() if value is not None}
+        text = found.get("privacy.records")
+        if isinstance(text, str) and text.isdecimal() and len(text) < 19:
+            found["privacy.records"] = int(text)  # any other text is the configuration's to judge
+        if (data := form.data) is not None:
+            named = data in KINDS or not (Path(data).suffix or Path(data).exists())
+            found["data.kind" if named else "data.path"] = data
+        return found
+
+    def fields(self, sections: Mapping[str, type]) -> dict[str, Any]:
+        """All fields of the configuration that the command line gives, also by `--set`."""
+        from dpfy.core import settings
+
+        return settings.assigned(sections, self.words, self.flags())
+
+    def folder(self) -> Path:
+        """The run folder."""
+        from dpfy.runs.run import fresh_path
+
+        return self.out or fresh_path()
+
+    def tell(self, whole: Any) -> None:
+        """Show a whole configuration (`--show-config`)."""
+        from dpfy.cli.output import tell
+        from dpfy.core import settings
+
+        tell(settings.as_json(whole), settings.commented(whole), as_json=self.as_json)
 
 
 @dataclass(frozen=True)
@@ -69,9 +165,28 @@ class Asked(Generic[F]):
 
         form: Any = self.form
         texts = (as_toml(form, publish=True), as_toml(form))
-        return Run(
-            self.out, self.resume, form.ledger, seed=form.insecure_seed, config=texts, **more
-        )
+        given = {"seed": form.insecure_seed, "config": texts, "budget": self._budget()}
+        return Run(self.out, self.resume, form.ledger, **given, **more)
+
+    def delta(self, default: float | None = None) -> float:
+        """Delta by the rule of all commands: as given, or from --records and the budget."""
+        from dpfy.runs.dataset import DELTA, delta_of, ledger_delta
+
+        form: Any = self.form
+        records, least = getattr(form, "records", None), DELTA if default is None else default
+        return delta_of(form.delta, records, ledger_delta(form.ledger), least).value
+
+    def _budget(self) -> Any:
+        """The budget that the ledger is made with; its delta is that of the run."""
+        from dpfy.report import figures
+        from dpfy.runs.dataset import DELTA, ledger_delta
+
+        form: Any = self.form
+        if form.budget is None:
+            return None
+        path = None if form.ledger is None else Path(form.ledger)
+        delta = ledger_delta(path) or self.delta() or DELTA
+        return figures.new_budget(path, form.budget, delta)
 
     def again(self, *words: str) -> str:
         """The same command, to be given again."""
@@ -81,54 +196,92 @@ class Asked(Generic[F]):
             about = form.__dataclass_fields__.get(key)
             if about is None:
                 named += ["--set", lines({key: value}).strip()]
-            elif "metavar" in about.metadata:
+            elif about.metadata.get("placed"):
                 placed.append(str(value))
             else:
-                named += [f"--{key.replace('_', '-')}", str(value)]
+                named += _words(key, value)
         return shlex.join(["dpfy", *words, *placed, *named])
 
 
-def command(kind: type[F]) -> Callable[[Callable[[Asked[F]], None]], Callable[..., None]]:
-    """The function of a command that is given its form, as Typer reads it."""
+def command(
+    kind: type[F], *, goes_on: bool = False
+) -> Callable[[Callable[[Asked[F]], None]], Callable[..., None]]:
+    """The function of a command that is given its form, as Typer reads it. `goes_on`: a run that is
+    in the folder and has not ended goes on, also without --resume.
+    """
 
     def decorated(body: Callable[[Asked[F]], None]) -> Callable[..., None]:
         def called(**given: Any) -> None:
             where = {name: given.pop(name) for name in ("out", "resume", "as_json")}
             show = given.pop("show_config")
+            where["resume"] |= goes_on and options.holds_run(where["out"])
             out = where["out"] if show else options.run_folder(where["out"], where["resume"])
             form = read(kind, given, out if where["resume"] else None, partial=show)
             if show:
                 from dpfy.cli.output import tell
 
-                tell(_given(form), as_toml(form), as_json=where["as_json"])
+                tell(_given(form), lines(_given(form)), as_json=where["as_json"])
                 return
             body(Asked(form, out, where["resume"], where["as_json"]))
 
-        called.__signature__ = inspect.Signature(_parameters(kind))  # type: ignore[attr-defined]
-        called.__annotations__ = {p.name: p.annotation for p in _parameters(kind)}
-        called.__doc__, called.__name__ = body.__doc__, body.__name__
-        return called
+        return _as_typer_reads(called, kind, body)
 
     return decorated
 
 
+def job(kind: type[F]) -> Callable[[Callable[[AskedJob[F]], None]], Callable[..., None]]:
+    """The function of a command that does a whole job, as Typer reads it."""
+
+    def decorated(body: Callable[[AskedJob[F]], None]) -> Callable[..., None]:
+        def called(**given: Any) -> None:
+            from dpfy.core.errors import InvalidInput
+
+            named = ("config", "assignments", "out", "resume", "show_config", "as_json")
+            config, words, out, resume, show, as_json = (given.pop(name) for name in named)
+            if str(given["data"]).endswith(".toml"):
+                if config is not None:
+                    rule = "is given already as the first argument"
+                    raise InvalidInput("--config", str(config), rule)
+                config, given["data"] = Path(given["data"]), None
+            if resume and out is None:
+                raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
+            form = kind(**{name: value for name, value in given.items() if value is not None})
+            body(AskedJob(form, config, tuple(words or ()), out, resume, show, as_json))
+
+        return _as_typer_reads(called, kind, body)
+
+    return decorated
+
+
+def _as_typer_reads(
+    called: Callable[..., None], kind: type, body: Callable[..., None]
+) -> Callable[..., None]:
+    called.__signature__ = inspect.Signature(_parameters(kind))  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in _parameters(kind)}
+    called.__doc__, called.__name__ = body.__doc__, body.__name__
+    return called
+
+
 def _parameters(kind: type) -> list[inspect.Parameter]:
-    """What Typer reads: arguments, then flags, own ones before those that all have."""
+    """What Typer reads: arguments, then flags, own ones before those that all have. A job's common
+    fields come first; where a run is charged comes last.
+    """
     hints = get_type_hints(kind)
     found: list[inspect.Parameter] = []
     own = [f for f in fields(kind) if f.name in kind.__annotations__]  # type: ignore[arg-type]
     shared = [f for f in fields(kind) if f not in own]  # type: ignore[arg-type]
-    placed = [f for f in (*shared, *own) if "metavar" in f.metadata]
-    for item in (*placed, *own, *shared):
+    placed = [f for f in (*shared, *own) if f.metadata.get("placed")]
+    inner = (*shared, *own) if issubclass(kind, JobForm) else (*own, *shared)
+    for item in (*placed, *sorted(inner, key=lambda f: f.name in LAST)):
         about = item.metadata
         if about.get("rest") or (item in placed and item.name in [p.name for p in found]):
             continue
         default = item.default if item.default not in (MISSING, None) else ""
         shown = about["otherwise"] or (f"{default:g}" if isinstance(default, float) else default)
         told = typer.Argument if item in placed else typer.Option
-        more: dict[str, Any] = {"metavar": about["metavar"]} if item in placed else {}
+        more: dict[str, Any] = {"metavar": about["metavar"]} if "metavar" in about else {}
         info = told(
-            *(() if item in placed else (f"--{item.name.replace('_', '-')}",)),
+            *(() if item in placed else (_flag(item.name),)),
             help=about["words"] + _aside(item, shown),
             show_default=False,
             hidden=about.get("hidden", False),
@@ -148,6 +301,18 @@ def _parameters(kind: type) -> list[inspect.Parameter]:
     ):
         found.append(_parameter(name, hint, default))
     return found
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _words(name: str, value: Any) -> list[str]:
+    """How a command line gives a field."""
+    if isinstance(value, bool):
+        return [_flag(name)] * value
+    values = value if isinstance(value, list | tuple) else [value]
+    return [word for one in values for word in (_flag(name), str(one))]
 
 
 def _aside(item: Field[Any], shown: Any) -> str:
@@ -209,7 +374,7 @@ def read(kind: type[F], given: Mapping[str, Any], stored: Path | None, partial: 
             found.append(InvalidInput(name, value, f"must be {_called(hints[key])}"))
     for name, item in known.items():
         if name not in whole and item.default is MISSING and name != rest:
-            said = item.metadata.get("metavar") or f"--{name.replace('_', '-')}"
+            said = item.metadata["metavar"] if item.metadata.get("placed") else _flag(name)
             if partial:
                 whole[name] = None
             else:
@@ -248,11 +413,15 @@ def _fits(value: Any, hint: Any) -> bool:
     kinds = _kinds(hint)
     if isinstance(value, bool):
         return bool in kinds
-    return isinstance(value, kinds) or (isinstance(value, int) and float in kinds)
+    if isinstance(value, list):
+        return list[str] in kinds and all(isinstance(one, str) for one in value)
+    plain = tuple(kind for kind in kinds if isinstance(kind, type) and kind != list[str])
+    return isinstance(value, plain) or (isinstance(value, int) and float in kinds)
 
 
 def _called(hint: Any) -> str:
-    words = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
+    words: dict[Any, str] = {float: "a number", int: "a whole number", str: "text"}
+    words |= {bool: "true or false", list[str]: "a list of texts"}
     return " or ".join(words[kind] for kind in _kinds(hint) if kind in words)
 
 
@@ -270,7 +439,8 @@ def _given(form: Any) -> dict[str, Any]:
 
 def as_toml(form: Any, *, publish: bool = False) -> str:
     """The form as TOML; with `publish` without the names of private files."""
-    hidden = {f.name for f in fields(form) if publish and f.metadata.get("path")}
+    marks = ("passing", "path") if publish else ("passing",)
+    hidden = {f.name for f in fields(form) if any(map(f.metadata.get, marks))}
     return lines({key: value for key, value in _given(form).items() if key not in hidden})
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dpfy.cli import options
 from dpfy.cli.output import tell
 from dpfy.core.errors import InvalidInput
 
@@ -50,7 +51,7 @@ def init(
         bool, typer.Option("--header", help="Names in the first line may look like numbers.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace drafts that are there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Draft a schema and a job for a table of your own.
 

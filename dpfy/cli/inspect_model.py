@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from dpfy.cli import options
 from dpfy.cli.output import tell
 
 SAMPLE = 4
@@ -31,7 +32,7 @@ def inspect(
             help="Run plain and private steps in turns on random records: time and peak memory.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show every layer's route, its expected cost against plain training, and what is not supported
     and why.

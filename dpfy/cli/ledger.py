@@ -10,15 +10,15 @@ from typing import Annotated
 
 import typer
 
+from dpfy.cli import options
 from dpfy.cli.output import PICTURE, require_writable, save, tell
-from dpfy.cli.plugins import VerbGroup
+from dpfy.cli.plugins import group
 
-app = typer.Typer(
+app = group(
+    """What a data set has spent, on what, and what is left of its budget.
+
+    Example: dpfy ledger show people.jsonl""",
     name="ledger",
-    cls=VerbGroup,
-    help="What a data set has spent, on what, and what is left of its budget.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
 )
 
 File = Annotated[
@@ -32,7 +32,6 @@ AtDelta = Annotated[
         help="Delta of the epsilons (default: the budget's, or that of the reservations).",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command("show")
@@ -42,7 +41,7 @@ def show(
     plot: Annotated[
         Path | None, typer.Option(help="Write the picture of what was spent here (SVG).")
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show every reservation: when, what for, what was released, its own epsilon, the total so far,
     and the budget.
@@ -50,6 +49,8 @@ def show(
     Each line names the folder of its run. A reservation is open (nothing was released yet), started
     (charged permanently), finished, or given back (not counted). Where no accountant bounds a release,
     the reason is printed instead of its epsilon.
+
+    Example: dpfy ledger show people.jsonl --plot spent.svg
     """
     from dpfy.core.ledger import Ledger
     from dpfy.report import spending, spending_page
@@ -96,7 +97,7 @@ def create(
     adjacency: Annotated[
         str, typer.Option(help="add-or-remove-one, replace-one or zero-out.")
     ] = "add-or-remove-one",
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Make a ledger with a budget: it refuses whatever would exceed it.
 
@@ -142,7 +143,7 @@ def recover(
             "of LEDGER.head."
         ),
     ],
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Accept a ledger again whose LEDGER.head is lost.
 
@@ -150,6 +151,8 @@ def recover(
     nothing more can be reserved in it. If its last line has the hash that you state, the file is
     written again, and the ledger keeps a note of it. If it has not, lines are missing: bring back a
     copy, or begin a new ledger with the budget that you can prove is left.
+
+    Example: dpfy ledger recover people.jsonl
     """
     from dpfy.core.ledger import Ledger
 

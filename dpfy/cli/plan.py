@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import typer
-
 from dpfy.cli import (
     account,
     calibrate,
@@ -15,16 +13,15 @@ from dpfy.cli import (
     explore,
     tune_plan,
 )
-from dpfy.cli.plugins import VerbGroup
+from dpfy.cli.plugins import group
 
-app = typer.Typer(
-    cls=VerbGroup,
-    short_help="Calculators that read no data: account, calibrate, explore, compare, tune.",
-    help="Plan before you touch data: what does this noise cost, how much noise is needed, which "
-    "method is best? Example: dpfy plan account --noise-multiplier 1 --sampling-rate 0.005 "
-    "--steps 200 --delta 1e-6",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
+app = group(
+    """Plan before you touch data: what does this noise cost, how much noise is needed, which method
+    is best?
+
+    Example: dpfy plan account --noise-multiplier 1 --sampling-rate 0.005 --steps 200 --delta
+    1e-6""",
+    short="Calculators that read no data: account, calibrate, explore, compare, tune.",
 )
 app.command("account")(account.account)
 app.command("calibrate")(calibrate.calibrate)

@@ -14,17 +14,23 @@ from dpfy.core import errors, plugins
 LAB = ("reproduce", "audit.selftest", "synthesize.images")
 """The verbs of the distribution dpfy-lab. Where it is not installed, they say so."""
 PANEL = "Commands of plug-ins"
+EXAMPLE = "Example: "
+"""How the last paragraph of a help text begins."""
 
 
 def unwrapped(command: Any) -> Any:
-    """The command, and those below it, with each paragraph of their help in one line.
+    """The command, and those below it, with each paragraph of their help in one line, and the
+    example at the end.
 
     Docstrings are wrapped for readers of the code; the terminal has a width of its own, and Rich
     keeps the line breaks of all paragraphs but the first.
     """
     if command.help:
         paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(command.help))
-        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+        whole = [" ".join(paragraph.split()) for paragraph in paragraphs]
+        if whole[-1].startswith(EXAMPLE):
+            command.epilog = whole.pop()
+        command.help = "\n\n".join(whole)
     for below in getattr(command, "commands", {}).values():
         unwrapped(below)
     return command
@@ -97,3 +103,26 @@ class VerbGroup(TyperGroup):
 
     def _path(self, name: str) -> str:
         return name if self.name == "dpfy" else f"{self.name}.{name}"
+
+
+def group(
+    words: str, *, short: str | None = None, default: str = "", name: str | None = None
+) -> Any:
+    """A group of verbs, which plug-ins can add to.
+
+    Args:
+        words: Its help.
+        short: Its line in the list of commands, where that is not its help.
+        default: The verb that is meant where the first word is none of its verbs.
+        name: What it is called, where no other group says so.
+    """
+    kind = type("Verbs", (VerbGroup,), {"default": default})
+    return typer.Typer(
+        name=name,
+        cls=kind,
+        short_help=short,
+        help=words,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+    )

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
+from dpfy.cli import options
 from dpfy.cli.output import tell
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def predict(
@@ -28,7 +27,7 @@ def predict(
         Path | None,
         typer.Option(help="Write to this new file (.csv or .json) instead of the screen."),
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Predict with a released model: the class of each record, and the probability of each class.
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dpfy.cli.form import Asked, TableRunForm, command, flag
+from dpfy.cli.form import RULE, Asked, TableRunForm, command, flag
 from dpfy.cli.interrupt import resumable
 from dpfy.cli.output import charged, tell
 from dpfy.core.errors import InvalidInput
@@ -17,9 +17,9 @@ from dpfy.core.errors import InvalidInput
 class QueryForm(TableRunForm):
     """`dpfy query`."""
 
-    query: str = flag("What to ask, in quotes.", metavar="QUERY")
+    query: str = flag("What to ask, in quotes.", metavar="QUERY", placed=True)
     epsilon: float = flag("What the whole query may cost.")
-    delta: float = flag("Delta; 0 for a pure guarantee.", 0.0)
+    delta: float | None = flag("Delta.", None, RULE + "; else 0, a pure guarantee")
     most_groups: int | None = flag("Most groups that one person adds to.", None)
     most_each: int | None = flag("Most rows of one person in a group.", None)
     records: int | None = flag("Public number of records: protects replacing one.", None)
@@ -35,38 +35,22 @@ class QueryForm(TableRunForm):
 
 @command(QueryForm)
 def query(asked: Asked[QueryForm]) -> None:
-    """Ask private statistics of a table, and leave a run folder that anyone can verify.
-
-    A query is: statistics, then by, where and level. These hold for all statistics of the query.
-
-    dpfy query people.csv "mean(age), count() by sex" --schema s.toml --epsilon 0.5
-
-    dpfy query people.csv "median(age) where sex = 'Female' and age >= 18" --schema s.toml --epsilon
-    0.5 --out runs/q
-
-    dpfy query 'visits/*.parquet' "SELECT ward, AVG(age) FROM visits WHERE age >= 18 GROUP BY ward"
-    --schema s.toml --epsilon 0.5
-
-    Tables: CSV, Parquet (file, folder or pattern), FILE.duckdb::TABLE.
+    """Ask private statistics of a table (CSV, Parquet, FILE.duckdb::TABLE), and leave a run folder
+    that anyone can verify. A query is statistics, then by, where and level; or a SELECT.
 
     Numbers: sum(x) mean(x) variance(x) stddev(x) covariance(x, y) median(x) quantile(x, 0.1, 0.9)
-    min(x) max(x) histogram(x, 0, 10, 20)
+    min(x) max(x) histogram(x, 0, 10, 20). Words: histogram(c) mode(c) table(c, d) margins(c, d, e,
+    order=2). Of any column: top(w) range(w). Records: count(). Different persons: count(distinct
+    person). Models: accuracy(truth, guess) confusion(truth, guess) calibration(probability, truth).
 
-    Words: histogram(c) mode(c) table(c, d) margins(c, d, e, order=2). Of any column: top(w)
-    range(w). Records: count(). Different persons: count(distinct person)
+    Groups: by c, by bins(x, 0, 10, 20), by month(d), by top(w). Conditions: where with and, or,
+    in (...). At the end: level 0.9, for intervals that hold in 90% of releases.
 
-    Groups: by c, by bins(x, 0, 10, 20), by month(d), by top(w). Conditions: and, or, in (...). At
-    the end: level 0.9, for intervals that hold in 90% of releases. In a statistic: weight=3, its
-    part of the budget
+    Ranges and categories come from the schema, never from the data. Every answer says how far off
+    it may be. docs/statistics.md has the rest.
 
-    Persons: quantile(contributions, 0.9) with --person patient --contributions 256: how many rows
-    nine of ten persons own at most
-
-    Models: accuracy(truth, guess) confusion(truth, guess) calibration(probability, truth)
-
-    Ranges and categories come from the schema, never from the data. Numbers outside their range are
-    moved to its end; missing ones add nothing (or count as the fill of the schema); words that are
-    not listed are (other). Every answer says how far off it may be.
+    Example: dpfy query people.csv "mean(age), count() by job" --schema people.toml --epsilon
+    0.5
     """
     from dpfy.queries import run
     from dpfy.queries.plan import QueryTerms, plan
@@ -75,7 +59,7 @@ def query(asked: Asked[QueryForm]) -> None:
     form = asked.form
     terms = QueryTerms(
         form.epsilon,
-        form.delta,
+        asked.delta(default=0.0),
         form.person,
         form.at_most,
         form.most_groups,

@@ -8,25 +8,17 @@ from typing import Annotated
 
 import typer
 
-from dpfy.cli import compare_runs, derive
+from dpfy.cli import compare_runs, derive, options
 from dpfy.cli.output import tell
-from dpfy.cli.plugins import VerbGroup
+from dpfy.cli.plugins import group
 
+app = group(
+    """Write the privacy report of a finished run; set runs side by side; add a file that was made
+    from a run without its data. The options of dpfy report RUN: dpfy report page --help.
 
-class ReportVerbs(VerbGroup):
-    """The commands below; anything else is a run: `dpfy report RUN`."""
-
-    default = "page"
-
-
-app = typer.Typer(
-    cls=ReportVerbs,
-    short_help="Write the privacy report of a run; compare runs; add a derived file.",
-    help="Write the privacy report of a run: dpfy report RUN. [b]dpfy report page --help[/b] lists "
-    "the options, [b]dpfy report compare[/b] sets runs side by side, [b]dpfy report derive[/b] "
-    "adds a file that was made from a run without its data.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
+    Example: dpfy report runs/x""",
+    short="Write the privacy report of a run; compare runs; add a derived file.",
+    default="page",
 )
 app.command("compare")(compare_runs.runs)
 app.command("derive")(derive.derive)
@@ -37,13 +29,15 @@ def report(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run, or a privacy.json.")],
     form: Annotated[str, typer.Option("--format", help="html, md or json.")] = "html",
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Write the privacy report of a finished run as a page (report.html), as Markdown (report.md), or
     print it as JSON.
 
     The page is one file without scripts or network; an audit made after the run (audit.json) is
     shown in it.
+
+    Example: dpfy report runs/x --format md
     """
     from dpfy.report import compare
 

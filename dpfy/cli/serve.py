@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from dpfy.cli import options
+from dpfy.cli.form import RULE, Asked, RunForm, command, flag
 from dpfy.cli.output import charged, one_line, tell
-from dpfy.cli.plugins import VerbGroup
+from dpfy.cli.plugins import group
 from dpfy.cli.serve_student import student
 
-app = typer.Typer(
-    short_help="Answer questions from private data, as many as were paid for.",
-    help="Answer questions from private data, as many as were paid for: [b]dpfy serve teach[/b] "
-    "makes many small models, each of a part of the data, and [b]dpfy serve start[/b] answers by "
-    "their noisy vote. [b]dpfy serve student[/b] trains a model on such answers about public "
-    "inputs, and releases it (PATE).",
-    no_args_is_help=True,
-    cls=VerbGroup,
-    rich_markup_mode="rich",
+app = group(
+    """Answer questions from private data, as many as were paid for. Teach makes many small models,
+    each of a part of the data. Start answers by their noisy vote. Student trains a model on such
+    answers about public inputs, and releases it (PATE).
+
+    Example: dpfy serve teach digits --voters 100 --out voters""",
+    short="Answer questions from private data, as many as were paid for.",
 )
 app.command("student")(student)
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command("teach")
@@ -83,7 +82,7 @@ def teach(
         str | None,
         typer.Option(help="Folder with mnist/, ... (else $DPFY_DATA).", show_default=False),
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Make voters from private records: many small models, each of a part of the data that no other
     one sees.
@@ -137,74 +136,47 @@ def teach(
     )
 
 
+@dataclass(frozen=True)
+class StartForm(RunForm):
+    """`dpfy serve start`."""
+
+    voters: str = flag(
+        "The folder that dpfy serve teach made.", metavar="VOTERS", placed=True, path=True
+    )
+    answers: int | None = flag("Most questions that are answered.", None)
+    epsilon: float | None = flag("What all answers may cost.", None)
+    delta: float | None = flag("Delta of the guarantee.", None, RULE)
+    queries: int | None = flag("Ask whether the voters agree first, this often at most.", None)
+    threshold: float = flag("The part of the voters that must agree (with --queries).", 0.6)
+    host: str = flag("Address to listen on.", "127.0.0.1", passing=True)
+    port: int = flag("Port to listen on; 0 takes a free one.", 8080, passing=True)
+    token_file: str | None = flag(
+        "Clients must send the token in this file.",
+        None,
+        "$DPFY_SERVE_TOKEN, else a new one is printed",
+        passing=True,
+    )
+    no_token: bool | None = flag("Answer everybody who reaches the address.", None, passing=True)
+    allow_host: list[str] | None = flag(  # noqa: RUF009
+        "Another host name that clients use; repeat it.", None, passing=True
+    )
+    finish: bool | None = flag(
+        "Do not serve: end the service, write its report, erase its secrets.", None, passing=True
+    )
+
+
 @app.command("start")
-def start(
-    voters: Annotated[Path, typer.Argument(help="The folder that dpfy serve teach made.")],
-    run: Annotated[
-        Path,
-        typer.Option(
-            "--out",
-            help="Run folder of the service; one that is not finished goes on.",
-            show_default=False,
-        ),
-    ],
-    answers: Annotated[
-        int | None, typer.Option(help="Most questions that are answered.", show_default=False)
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="What all answers may cost.", show_default=False)
-    ] = None,
-    delta: Annotated[float, typer.Option(help="Delta of the guarantee.")] = 1e-6,
-    queries: Annotated[
-        int | None,
-        typer.Option(
-            help="Ask whether the voters agree first, this often at most.", show_default=False
-        ),
-    ] = None,
-    threshold: Annotated[
-        float, typer.Option(help="The part of the voters that must agree (with --queries).")
-    ] = 0.6,
-    ledger: Annotated[
-        Path | None,
-        typer.Option(help="Ledger of the data set, over all its releases.", show_default=False),
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8080,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="Clients must send the token in this file.",
-            show_default="$DPFY_SERVE_TOKEN, else a new one is printed",
-        ),
-    ] = None,
-    no_token: Annotated[
-        bool, typer.Option("--no-token", help="Answer everybody who reaches the address.")
-    ] = False,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Another host name that clients call the service by.", show_default=False
-        ),
-    ] = None,
-    end: Annotated[
-        bool,
-        typer.Option(
-            "--finish", help="Do not serve: end the service, write its report, erase its secrets."
-        ),
-    ] = False,
-    as_json: Json = False,
-) -> None:
+@command(StartForm, goes_on=True)
+def start(asked: Asked[StartForm]) -> None:
     """Answer questions over HTTP from voters that never leave, as many as were paid for.
 
-    Everything is charged before the first question; each answer is taken from that, durably, before
-    its noise is drawn. When nothing is left the service refuses. A service that was stopped or
-    killed goes on with the same --out. A question that was answered before costs nothing. Clients
-    need the token, which is printed once on standard error. A refused request costs nothing.
+    Everything is reserved before the first question, and each answer is taken from that, durably,
+    before its noise is drawn. A service that was stopped goes on with the same --out. A question
+    that was answered before costs nothing, and neither does a refused one. Ask it: curl -H
+    "Authorization: Bearer TOKEN" -H "Content-Type: application/json" -d '{"inputs": [[0, 0.5]]}'
+    http://127.0.0.1:8080/predict
 
     Example: dpfy serve start voters --out runs/answers --answers 1000 --epsilon 2
-
-    Then: curl -H "Authorization: Bearer TOKEN" -H "Content-Type: application/json" -d '{"inputs":
-    [[0, 0.5, ...]]}' http://127.0.0.1:8080/predict
     """
     from dpfy.core.errors import InvalidInput
     from dpfy.core.unit import EXAMPLE, user_unit
@@ -212,72 +184,62 @@ def start(
     from dpfy.prediction.claim import AnswersClaim
     from dpfy.prediction.predictor import PrivatePredictor
     from dpfy.prediction.voters import load_voters
-    from dpfy.runs.folder import held_claims
-    from dpfy.runs.mark import Mark
+    from dpfy.runs.folder import LEDGER, held_claims
     from dpfy.runs.released import Released
-    from dpfy.runs.run import Run
 
-    held, about = load_voters(voters)
-    resume = (
-        Mark.find(run) is not None and (run / "ledger.jsonl").is_file() and bool(held_claims(run))
-    )
-    if resume:
-        claim = held_claims(run)[0]
+    form, run = asked.form, asked.out
+    held, about = load_voters(Path(form.voters))
+    reserved = held_claims(run) if asked.resume and (run / LEDGER).is_file() else []
+    if reserved:
+        claim = reserved[0]
     else:
         most = about.get("most_records")
         unit = EXAMPLE if most is None else user_unit(most)
-        shape = {"voters": held.count, "classes": held.classes, "unit": unit}
+        shape: dict[str, Any] = {"voters": held.count, "classes": held.classes, "unit": unit}
         if hasattr(held, "low"):
             shape["interval"] = (held.low, held.high)
         claim = plan.service(
-            epsilon, delta, answers=answers, queries=queries, threshold=threshold, **shape
+            form.epsilon,
+            asked.delta(),
+            answers=form.answers,
+            queries=form.queries,
+            threshold=form.threshold,
+            **shape,
         )
     if not isinstance(claim, AnswersClaim):
         raise InvalidInput("--out", str(run), f"holds a run of kind {claim.kind!r}, no service")
-    place = Run(run, resume=resume, ledger=ledger)
-    if end:
+    place = asked.run()
+    if form.finish:
         with PrivatePredictor(place, claim, held) as predictor:
             folder = predictor.finish()
-        tell(
-            {"run": str(folder)},
-            [
-                f"the service is over: {folder}",
-                *charged(Released.read(folder).epsilon, ledger),
-                f"check it: dpfy verify {folder}",
-            ],
-            as_json=as_json,
-        )
+        spent = charged(Released.read(folder).epsilon, form.ledger)
+        lines = [f"the service is over: {folder}", *spent, f"check it: dpfy verify {folder}"]
+        tell({"run": str(folder)}, lines, as_json=asked.as_json)
         return
-    if no_token and token_file is not None:
-        raise InvalidInput(
-            "--no-token",
-            "--token-file",
-            "gives a token that nobody is asked for; leave one of them out",
-        )
-    given = None if no_token else service.given_token(token_file)
-    token = given if no_token else given or service.new_token()
-    allowed = service.Access.at(host, token, allow_host or ())
+    if form.no_token and form.token_file is not None:
+        rule = "gives a token that nobody is asked for; leave one of them out"
+        raise InvalidInput("--no-token", "--token-file", rule)
+    file = None if form.token_file is None else Path(form.token_file)
+    given = None if form.no_token else service.given_token(file)
+    token = given if form.no_token else given or service.new_token()
+    allowed = service.Access.at(form.host, token, form.allow_host or ())
     with (
-        service.listening(host, port) as listening,
+        service.listening(form.host, form.port) as listening,
         PrivatePredictor(place, claim, held) as predictor,
     ):
         labels = tuple(str(label) for label in about.get("labels") or ())
         application = service.application(predictor, labels, access=allowed)
-        address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
-        if no_token:
-            print(
-                "no token: everybody who reaches the address may ask", file=sys.stderr, flush=True
-            )
+        name = f"[{form.host}]" if ":" in form.host else form.host
+        address = f"http://{name}:{listening.getsockname()[1]}"
+        if form.no_token:
+            _note("no token: everybody who reaches the address may ask")
         elif given is None:
-            print(
-                f"token (shown once; clients send Authorization: Bearer TOKEN): {token}",
-                file=sys.stderr,
-                flush=True,
-            )
-        tell(
-            {"address": address, "run": str(run), "left": predictor.left()},
-            f"serving on {address}",
-            as_json=as_json,
-        )
+            _note(f"token (shown once; clients send Authorization: Bearer TOKEN): {token}")
+        told = {"address": address, "run": str(run), "left": predictor.left()}
+        tell(told, f"serving on {address}", as_json=asked.as_json)
         service.serve(application, listening)
-        print(one_line(f"stopped; left: {predictor.left()}"), file=sys.stderr)
+        _note(one_line(f"stopped; left: {predictor.left()}"))
+
+
+def _note(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpfy.cli.form import Asked, RunForm, command, flag
+from dpfy.cli.form import RULE, Asked, RunForm, command, flag
 from dpfy.cli.interrupt import resumable
 from dpfy.cli.output import tell
 
@@ -23,10 +23,11 @@ class StudentForm(RunForm):
         "Private records: embedded, digits, mnist, fashion-mnist or an NPZ file; with --target a "
         "table.",
         metavar="DATA",
+        placed=True,
         path=True,
     )
     epsilon: float = flag("What all answers together may cost.", 1.0)
-    delta: float = flag("Delta of the guarantee.", 1e-5)
+    delta: float | None = flag("Delta of the guarantee.", None, RULE)
     teachers: int = flag("How many; each knows its own part of the private records.", 1000)
     answers: int = flag("Most public inputs that are answered.", 1000)
     queries: int | None = flag("Ask whether the teachers agree first, this often at most.", None)
@@ -57,12 +58,9 @@ def student(asked: Asked[StudentForm]) -> None:
 
     Private records are dealt to teachers; their noisy votes on public inputs, charged before the
     first record is read, are what is released. The student learns from these answers and from
-    public inputs alone. It comes with its report; check it with dpfy verify.
+    public inputs alone. With --target it predicts a number of a table.
 
-    Example: dpfy serve student mnist --epsilon 1 --delta 1e-5 --out runs/student
-
-    Example: dpfy serve student people.csv --schema people.toml --target charge --public rows.csv
-    --provenance "published by us" --out runs/student
+    Example: dpfy serve student digits --teachers 100 --answers 50 --epsilon 8 --out runs/student
     """
     from dpfy.core import check
     from dpfy.core.errors import InvalidInput
@@ -90,7 +88,7 @@ def student(asked: Asked[StudentForm]) -> None:
     )
     claim = pate.student_claim(
         form.epsilon,
-        form.delta,
+        asked.delta(),
         teachers=form.teachers,
         classes=student_job.claim_classes(config),
         answers=form.answers,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dpfy.cli import options
 from dpfy.cli.output import one_line, tell
 from dpfy.core.errors import InvalidInput
 
@@ -25,7 +26,7 @@ def sign(
     out: Annotated[
         Path | None, typer.Option(help="With --head: also write the statement to this new file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Sign a finished run, make a key, or state the head of a ledger.
 
@@ -33,6 +34,8 @@ def sign(
     hash of its report, in signature.json. The head of a ledger (--head) can be published, or signed
     by a witness, while runs last: dpfy verify --head then shows that no line before it was
     exchanged. Exit status 1: the run is not verified, and was not signed.
+
+    Example: dpfy sign --new-key me.pem
     """
     if sum(choice is not None for choice in (run, new_key, head)) != 1:
         raise InvalidInput("sign", None, "give exactly one of RUN, --new-key and --head")

@@ -11,31 +11,23 @@ from typing import Annotated, Any
 import typer
 
 from dpfy.cli import options, texts
-from dpfy.cli.form import Asked, TableRunForm, command, flag
+from dpfy.cli.form import RULE, Asked, TableRunForm, command, flag
 from dpfy.cli.interrupt import resumable
 from dpfy.cli.options import option
 from dpfy.cli.output import charged, tell
-from dpfy.cli.plugins import VerbGroup
+from dpfy.cli.plugins import group
 
 DEFAULT = "table"
 
 
-class SynthesizeVerbs(VerbGroup):
-    """The verbs below; anything else is a table: `dpfy synthesize DATA`."""
+app = group(
+    """Make a private synthetic table; say how good it is (evaluate); make texts, and a tokenizer for
+    them. The options of dpfy synthesize DATA: dpfy synthesize table --help.
 
-    default = DEFAULT
-
-
-app = typer.Typer(
+    Example: dpfy synthesize people.csv --schema people.toml --epsilon 1 --out runs/synthetic""",
+    short="Make a private synthetic table, or texts.",
+    default=DEFAULT,
     name="synthesize",
-    short_help="Make a private synthetic table.",
-    help="Make a private synthetic table: dpfy synthesize people.csv --schema s.toml --epsilon 1. "
-    "[b]dpfy synthesize table --help[/b] says how; [b]dpfy synthesize "
-    "evaluate[/b] says how good a table is. [b]dpfy synthesize texts[/b] makes texts, and "
-    "[b]dpfy synthesize tokenizer[/b] learns a vocabulary for them.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    cls=SynthesizeVerbs,
 )
 
 
@@ -44,7 +36,7 @@ class SynthesizeForm(TableRunForm):
     """`dpfy synthesize`."""
 
     epsilon: float = flag("What the whole table may cost.")
-    delta: float = flag("Delta.", 1e-9)
+    delta: float | None = flag("Delta.", None, RULE)
     method: str = flag(
         "aim or mst; of dpfy-lab: mwem, privbayes, rap, independent, dp-gan, pate-gan.", "aim"
     )
@@ -66,23 +58,22 @@ class SynthesizeForm(TableRunForm):
 def table(asked: Asked[SynthesizeForm]) -> None:
     """Make a synthetic table, and leave a run folder that anyone can verify.
 
-    dpfy synthesize people.csv --schema people.toml --epsilon 1 --out runs/synthetic
-
-    The table is runs/synthetic/synthetic.csv. Columns, ranges, bins, categories and constraints
+    The table is synthetic.csv in the run folder. Columns, ranges, bins, categories and constraints
     come from the schema, never from the data. Marginals are chosen, measured with noise and fitted;
-    rows are drawn from what was fitted. The number of rows is that of what was measured, or --rows.
-    How far the table is from the records is measured too, with noise, and is in the report.
+    rows are drawn from what was fitted. How far the table is from the records is measured too, with
+    noise, for the report.
 
-    Methods: aim (best, adaptive), mst (fast, for many columns); of dpfy-lab, for comparison: mwem,
-    privbayes, rap, independent, and the networks dp-gan (needs --records, the public number of
-    records) and pate-gan (needs --rows).
+    Methods: aim (best, adaptive), mst (fast, for many columns). Of dpfy-lab, for comparison: mwem,
+    privbayes, rap, independent, dp-gan (needs --records) and pate-gan (needs --rows).
+
+    Example: dpfy synthesize people.csv --schema people.toml --epsilon 1 --out runs/synthetic
     """
     from dpfy.core import check
     from dpfy.synthetic.plan import MODEL_CELLS, SynthesisOptions, SynthesisTerms
     from dpfy.synthetic.run import synthesize_table
 
     form = asked.form
-    terms = SynthesisTerms(form.epsilon, form.delta, form.person, form.at_most, form.records)
+    terms = SynthesisTerms(form.epsilon, asked.delta(), form.person, form.at_most, form.records)
     cells = MODEL_CELLS
     if form.model_size is not None:
         cells = max(1, int(check.positive("--model-size", form.model_size) * 2**17))
@@ -130,6 +121,9 @@ def evaluate(
 
     Unless the real records are public (--public), what is printed is NOT private: it was computed
     without noise.
+
+    Example: dpfy synthesize evaluate people.csv runs/synthetic/synthetic.csv --schema
+    people.toml --public
     """
     from dpfy.cli.output import PAGE, require_writable, save
     from dpfy.core import check
@@ -140,16 +134,10 @@ def evaluate(
     check.integer("--degree", degree, most=3)
     if out is not None:
         require_writable("--out", out, PAGE)
+    given: dict[str, Any] = {"schema": schema, "target": target, "holdout": holdout}
     with _status() as show:
         found = compared(
-            real,
-            synthetic,
-            schema=schema,
-            target=target,
-            holdout=holdout,
-            public=public,
-            degree=degree,
-            progress=show,
+            real, synthetic, public=public, degree=degree, progress=show, **given
         ).to_json()
     if out is not None:
         save("--out", out, page(found).encode())

@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dpfy.cli.form import AskedJob
 from dpfy.cli.interrupt import resumable
 from dpfy.cli.output import charged, tell
 
@@ -23,60 +24,44 @@ FLAGS = {
 """Which flags of `dpfy train` say something here, and what."""
 
 
-def chosen(protect: str | None, method: str | None, out: Path | None, resume: bool) -> bool:
+def chosen(protect: str | None, method: str | None, asked: AskedJob[Any]) -> bool:
     """Whether labels are what is protected; a run that is resumed says so itself."""
     from dpfy.core import check
     from dpfy.core.errors import InvalidInput
 
-    if protect is None and resume and out is not None:
+    if protect is None and asked.resume:
         from dpfy.labels import job
 
-        return job.is_ours(out)
+        return job.is_ours(asked.folder())
     labels = check.one_of("--protect", protect or "records", PROTECTED) == "labels"
     if method is not None and not labels:
         raise InvalidInput("--method", method, "goes with --protect labels")
     return labels
 
 
-def train_labels(
-    config: Path | None,
-    out: Path | None,
-    flags: dict[str, Any],
-    words: list[str],
-    *,
-    resume: bool,
-    show: bool,
-    seed: int | None,
-    as_json: bool,
-) -> None:
+def train_labels(asked: AskedJob[Any], method: str | None) -> None:
     """As `dpfy train` does for whole records."""
     from dpfy.core import settings
     from dpfy.core.errors import InvalidInput
     from dpfy.labels import job
 
+    flags = asked.flags()
     for name, value in flags.items():
-        if name not in FLAGS and name != "labels.method" and value is not None:
+        if name not in FLAGS:
             rule = (
                 "goes with whole records (--protect records); with labels say method, epsilon, "
                 "delta, records, data, path, ledger"
             )
             raise InvalidInput("--" + name.partition(".")[2].replace("_", "-"), value, rule)
-    given = settings.assigned(
-        job.SECTIONS,
-        words,
-        {FLAGS.get(name, name): value for name, value in flags.items() if value is not None},
-    )
-    if resume and out is None:
-        raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
-    whole = job.make(config or (job.stored(out) if resume and out is not None else None), given)
-    if show:
-        tell(settings.as_json(whole), settings.commented(whole), as_json=as_json)
+    mine = {FLAGS[name]: value for name, value in flags.items()} | {"labels.method": method}
+    given = settings.assigned(job.SECTIONS, asked.words, mine)
+    folder = asked.folder()
+    whole = job.make(asked.config or (job.stored(folder) if asked.resume else None), given)
+    if asked.show:
+        asked.tell(whole)
         return
-    from dpfy.runs.run import fresh_path
-
-    folder = out or fresh_path()
     with resumable(folder, "dpfy train"):
-        made, seconds = job.run(whole, folder, resume=resume, seed=seed)
+        made, seconds = job.run(whole, folder, resume=asked.resume, seed=asked.seed)
     told = _told(folder, made.report, seconds)
     shown = (
         f"accuracy on held-out data: {told['test_accuracy']:.2%}"
@@ -90,7 +75,7 @@ def train_labels(
         f"check it: dpfy verify {folder}",
         *charged(told["epsilon"], whole.ledger.path),
     ]
-    tell(told, lines, as_json=as_json)
+    tell(told, lines, as_json=asked.as_json)
 
 
 def _told(run: Path, card: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -4,122 +4,70 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
-import typer
-
-from dpfy.cli import options
+from dpfy.cli.form import AskedJob, JobForm, flag, job
 from dpfy.cli.interrupt import resumable
-from dpfy.cli.options import option
 from dpfy.cli.output import charged, tell
-from dpfy.cli.train import source
 
 
-def tune(
-    data: options.Data = None,
-    config: options.Config = None,
-    schema: options.TableSchema = None,
-    person: options.Person = None,
-    at_most: options.AtMost = None,
-    over: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--over",
-            metavar="KEY=RANGE",
-            help="A field to search, and where; repeat it.",
-            show_default=False,
-        ),
-    ] = None,
-    out: options.Out = None,
-    resume: options.Resume = False,
-    records: options.Records = None,
-    model: options.Model = None,
-    epsilon: Annotated[
-        float | None, option("What everything may cost together (default 3).")
-    ] = None,
-    delta: options.Delta = None,
-    trials: Annotated[float | None, option("Trials, on average (default 20).")] = None,
-    route: Annotated[str | None, option("public, random, composition, noisy-max, subset.")] = None,
-    law: Annotated[str | None, option("logarithmic, geometric, poisson (random number).")] = None,
-    score: Annotated[str | None, option("public, held-out or training records.")] = None,
-    public: Annotated[
-        str | None, option("Public data to search on: a kind, or a job file.")
-    ] = None,
-    workers: Annotated[int | None, option("Trials side by side.")] = None,
-    ledger: options.JobLedger = None,
-    assignments: options.Assignments = None,
-    show_config: options.ShowConfig = False,
-    insecure_seed: options.Seed = None,
-    as_json: options.Json = False,
-) -> None:
-    """Search for settings, and leave the best run in a folder whose report covers the search.
+@dataclass(frozen=True)
+class TuneForm(JobForm):
+    """`dpfy tune`."""
 
-    dpfy tune --over "training.learning_rate=0.05..5 log" --over "training.batch_size=[512, 1024]"
-    --epsilon 3 --trials 20
+    over: list[str] | None = flag(  # noqa: RUF009
+        "A field to search, and where; repeat it.", None, metavar="KEY=RANGE"
+    )
+    trials: float | None = flag("Trials, on average (default 20).", None, key="tune.trials")
+    route: str | None = flag(
+        "public, random, composition, noisy-max, subset.", None, key="tune.route"
+    )
+    law: str | None = flag("logarithmic, geometric, poisson (random number).", None, key="tune.law")
+    score: str | None = flag("public, held-out or training records.", None, key="tune.score")
+    public: str | None = flag(
+        "Public data to search on: a kind, or a job file.", None, key="tune.public"
+    )
+    workers: int | None = flag("Trials side by side.", None, key="tune.workers")
+
+
+@job(TuneForm)
+def tune(asked: AskedJob[TuneForm]) -> None:
+    r"""Search for settings, and leave the best run in a folder whose report covers the search.
 
     Epsilon is for everything: the noise of each trial is calibrated so that all of them, and the
-    choice, cost no more.
-
-    A range is 0.05..5 (even), 0.05..5 log (even in the logarithm) or 1..8 whole; a list is [256,
-    512]. What changes the charge (batch size, steps, epochs) must be a list. In a file: a section
-    [search.training], with learning_rate = "0.05..5 log".
+    choice, cost no more. A range is 0.05..5 (even), 0.05..5 log (even in the logarithm) or 1..8
+    whole; a list is \[256, 512]. What changes the cost (batch size, steps, epochs) must be a list.
 
     By default a random number of trials is made, and only the best is released: nobody learns how
     many there were, nor anything about the others. On public data (--public) a search is free.
-    Searches that look at earlier scores are paid by composition, from Python (Optuna, Ray).
+
+    Example: dpfy tune --over "training.learning_rate=0.05..5 log" --epsilon 3 --trials 5
     """
-    from dpfy.core import settings
-    from dpfy.core.errors import InvalidInput
-    from dpfy.tuning import config as configuration
-
-    flags = options.job_fields(locals())
-    config, named = source(data, config)
-    flags |= named
-    given, searched = (
-        settings.assigned(configuration.SECTIONS, assignments or [], flags),
-        _ranges(over or []),
-    )
-    if resume and out is None:
-        raise InvalidInput("--resume", True, "needs --out, the folder of the search to resume")
-    if show_config:
-        whole = configuration.read(config, given, searched)
-        tell(
-            {"config": whole.to_toml(publish=False)}, whole.to_toml(publish=False), as_json=as_json
-        )
-        return
-    _search(config, given, searched, out, resume, insecure_seed, as_json)
-
-
-def _search(
-    config: Path | None,
-    given: dict[str, Any],
-    over: dict[str, str],
-    out: Path | None,
-    resume: bool,
-    seed: int | None,
-    as_json: bool,
-) -> None:
-    from dpfy.runs.run import fresh_path
     from dpfy.training import job as jobs
     from dpfy.tuning import config as configuration
     from dpfy.tuning import job
 
-    folder, shared = out or fresh_path(), None
+    given, over = asked.fields(configuration.SECTIONS), _ranges(asked.form.over or [])
+    if asked.show:
+        text = configuration.read(asked.config, given, over).to_toml(publish=False)
+        tell({"config": text}, text, as_json=asked.as_json)
+        return
+    folder, resume, shared = asked.folder(), asked.resume, None
     if resume and jobs.is_finished(folder):
         found = job.finished(folder)
     else:
         whole = (
             job.stored(folder)
-            if resume and config is None and not given and not over
-            else configuration.read(config, given, over)
+            if resume and asked.config is None and not given and not over
+            else configuration.read(asked.config, given, over)
         )
         shared = whole.job.ledger.path
         with resumable(folder, "dpfy tune"), _bar(whole.tune.trials) as progress:
-            found = job.run(whole, folder, resume=resume, seed=seed, progress=progress)
+            found = job.run(whole, folder, resume=resume, seed=asked.seed, progress=progress)
     told = found.to_json()
     left = [] if shared is None else charged(told["epsilon"], shared)
-    tell(told, [*_lines(found, told), *left], as_json=as_json)
+    tell(told, [*_lines(found, told), *left], as_json=asked.as_json)
 
 
 def _ranges(words: list[str]) -> dict[str, str]:

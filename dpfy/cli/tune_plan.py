@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from dpfy.cli import options
 from dpfy.cli.account import ADJACENCY
-from dpfy.cli.compare import SVG, draw
+from dpfy.cli.compare import SVG, draw, priced
 from dpfy.cli.output import require_writable, tell
 
 PLANNED_STEPS = 10_000_000
@@ -45,15 +46,13 @@ def plan(
     ] = 0.25,
     adjacency: Annotated[str, ADJACENCY] = "add-or-remove-one",
     plot: Annotated[Path | None, typer.Option(help="Also draw the table as an SVG file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Say which way to pay for a search is cheapest. No data is read.
+    """Say which way to pay for a search is cheapest: the noise of each way at one epsilon, or with
+    --noise-multiplier what each way costs. No data is read.
 
-    dpfy plan tune --records 60000 --batch-size 2048 --epochs 20 --epsilon 3 --delta 1e-5 --trials
-    20
-
-    dpfy plan tune --records 1000000 --batch-size 5000 --epochs 1 --noise-multiplier 1 --delta 1e-6
-    --trials 100
+    Example: dpfy plan tune --records 60000 --batch-size 2048 --epochs 20 --epsilon 3 --delta
+    1e-5 --trials 20
     """
     from dpfy.core import check
     from dpfy.core.errors import InvalidInput
@@ -80,24 +79,12 @@ def plan(
             )
         )
         found = planning.totals(event, trials, delta, recipe.adjacency)
-        rows = [{"route": one.name, "epsilon": one.epsilon, "note": one.note} for one in found]
-        lines = [f"{one.name:<42} {one.epsilon:>10.4f}  {one.note}" for one in found]
         claimed = planning.printed(event, trials, delta, recipe.adjacency)
-        lines += ["", f"{claimed.name:<42} {claimed.figure:>10.4f}  {claimed.note}"]
         if plot is not None:
-            draw(
-                plot,
-                [(one.name, one.epsilon) for one in found],
-                f"epsilon of {trials} trials at delta {delta:g}",
-            )
-        answer = {
-            "delta": delta,
-            "trials": trials,
-            "cheapest": found[0].name,
-            "routes": rows,
-            "not_a_guarantee": claimed.to_json(),
-        }
-        tell(answer, lines, as_json=as_json)
+            label = f"epsilon of {trials} trials at delta {delta:g}"
+            draw(plot, [(one.name, one.epsilon) for one in found], label)
+        told, lines = priced(found, claimed)
+        tell({"delta": delta, "trials": trials} | told, lines, as_json=as_json)
         return
     assert epsilon is not None
     asked = planning.PrivacyTarget(epsilon, delta, recipe.adjacency)

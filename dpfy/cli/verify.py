@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dpfy.cli import options
 from dpfy.cli.output import one_line, tell
 
 
@@ -39,23 +40,21 @@ def verify(
             "covered."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Check finished runs from outside.
 
-    Recomputes every number of the report from the ledger with the accountant of the run, and asks a
-    second, independent one; checks the hash chain of the ledger, that report and plan state what was
-    reserved before the data was read, the numbers in every sentence, the hashes of all files, that
-    no other file lies in the folder, that no audit contradicts the claim, and that the run's
-    secrets are erased.
+    Recomputes every number of the report from the ledger, with the accountant of the run and with a
+    second, independent one. Checks the hash chain of the ledger, that everything was reserved
+    before the data was read, the numbers in every sentence, the hashes of all files, that no audit
+    contradicts the claim, and that the run's secrets are erased.
 
     Each line is ok, FAILED, "not checked" (it cannot be, or it is the publisher's word) or none
     (nothing is there). The level says how much the verdict is worth: nothing (the files agree with
-    each other); a head of the ledger published at the start, or at completion (--head); a signature
-    (--key). Below it stands what someone who can write to the folder could still have changed.
-    --ledger checks that the ledger of the data set has the charge. Of several runs (dpfy verify
-    runs/*) each has one line, and lines below it for what failed. Exit status 0: everything holds.
-    1: something does not; the line names the file and the field.
+    each other), a published head of the ledger (--head), or a signature (--key). Exit status 0:
+    everything is right. 1: something is not; the line names the file and the field.
+
+    Example: dpfy verify runs/x
     """
     from dpfy.core.errors import InvalidInput
 

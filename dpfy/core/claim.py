@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
-from dpfy.core import check, events, plugins
+from dpfy.core import check, errors, events, plugins
 from dpfy.core.codec import Codec
-from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
+from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit, check_content
 
 ENTROPY, FIXED = "entropy", "fixed"
@@ -311,17 +311,8 @@ class Reserved:
             if read._stops() != data.get("stops", []):
                 raise InvalidInput("claim.stops", data.get("stops"), "are not those of the claim")
             return read
-        except (
-            DpfyError,
-            ArithmeticError,
-            AttributeError,
-            KeyError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as problem:
-            words = str(problem) if isinstance(problem, DpfyError) else type(problem).__name__
-            raise Corrupt("claim", f"cannot be read ({words})") from None
+        except errors.UNREADABLE as problem:
+            raise Corrupt("claim", f"cannot be read ({errors.why(problem)})") from None
 
 
 def _raised(data: Any) -> Any:

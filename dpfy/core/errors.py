@@ -64,6 +64,23 @@ def warn(words: str) -> None:
     warnings.warn(words, stacklevel=level)
 
 
+UNREADABLE = (
+    DpfyError,
+    ArithmeticError,
+    AttributeError,
+    KeyError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a value of JSON raises that was damaged, or written by somebody else, where it is read."""
+
+
+def why(problem: Exception) -> str:
+    """An error in words that may be shown: those of dpfy's own, of others the type alone."""
+    return str(problem) if isinstance(problem, DpfyError) else type(problem).__name__
+
+
 def refusal(attempt: Callable[..., object], *arguments: object) -> str | None:
     """None if ``attempt(*arguments)`` has an answer, else why it is not supported and what to do
     instead.

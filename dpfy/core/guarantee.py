@@ -247,11 +247,12 @@ TRUSTED = {
 
 
 def default_delta(records: int) -> float:
-    """The delta for so many records: the largest power of ten that is at most 1 / n^1.1.
+    """The delta for so many records: the largest power of ten that is at most 1 / n^1.1, comfortably
+    below one over their number; of few records 1e-5.
 
     Guarantees: computed in whole numbers, so that it is never larger.
     """
-    count, power = max(2, records), 0
+    count, power = max(2, records), 5
     while 10 ** (10 * power) < count**11:
         power += 1
     return float(f"1e-{power}")

@@ -9,6 +9,7 @@ checked, so that nothing misspelt is swallowed.
 from __future__ import annotations
 
 import datetime
+import inspect
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import Field, field, fields
@@ -177,17 +178,22 @@ def _may_be(found: Any, kind: str) -> bool:
     if isinstance(found, datetime.date | datetime.time):
         return False
     whole = "int" in kind and isinstance(found, int) and not isinstance(found, bool)
-    return isinstance(found, str) or "str" not in kind or "tuple" in kind or whole
+    several = "tuple" in kind or "list" in kind
+    return isinstance(found, str) or "str" not in kind or several or whole
+
+
+def parts(config: Any) -> dict[str, Any]:
+    """The sections of a configuration: those of its own class, then those of what it extends."""
+    kinds = [inspect.get_annotations(kind) for kind in type(config).__mro__]
+    known = {f.name for f in fields(config)}
+    return {name: getattr(config, name) for kind in kinds for name in kind if name in known}
 
 
 def as_json(config: Any) -> Raw:
     """Every field of every section; None where nothing is given."""
     return {
-        s.name: {
-            f.name: getattr(getattr(config, s.name), f.name)
-            for f in fields(getattr(config, s.name))
-        }
-        for s in fields(config)
+        name: {f.name: getattr(part, f.name) for f in fields(part)}
+        for name, part in parts(config).items()
     }
 
 
@@ -198,13 +204,27 @@ def commented(config: Any) -> str:
     Guarantees: read back, it gives an equal configuration.
     """
     lines: list[str] = []
-    for section in fields(config):
-        held = getattr(config, section.name)
-        lines.append(f"[{section.name}]")
+    for section, held in parts(config).items():
+        lines.append(f"[{section}]")
         for item in fields(held):
             found = getattr(held, item.name)
             lines.append(f"# {item.metadata['words']} Default: {_default(item)}.")
             lines.append(f"# {item.name} =" if found is None else f"{item.name} = {toml(found)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def whole(config: Any, private: Collection[tuple[str, str]] = ()) -> str:
+    """The whole configuration as TOML, without what is not given. The paths in `private` fields
+    (section, name) are cut to their last part: a run folder holds no absolute path.
+    """
+    lines = ["# Paths are shortened to their last part."] if private else []
+    for section, values in as_json(config).items():
+        lines.append(f"[{section}]")
+        for name, value in values.items():
+            if value is not None:
+                shown = Path(value).name if (section, name) in private else value
+                lines.append(f"{name} = {toml(shown)}")
         lines.append("")
     return "\n".join(lines)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any
 
 from dpfy.core import check, errors
 from dpfy.core.check import interval
@@ -80,6 +81,13 @@ SUFFIXES = {
 def kind_of(path: str) -> str | None:
     """The kind of a file by its name, compressed or not; None where the name does not say."""
     return SUFFIXES.get(PurePath(path.removesuffix(".gz")).suffix.lower())
+
+
+def name_kind(data: dict[str, Any]) -> None:
+    """Add the kind that the name of the file says, where none is given."""
+    path = data.get("path")
+    if "kind" not in data and isinstance(path, str) and (kind := kind_of(path)) is not None:
+        data["kind"] = kind
 
 
 @dataclass(frozen=True)

@@ -18,23 +18,14 @@ from dpfy.data import repeatable
 from dpfy.data.batch import Batch, Draw, leaves, placed
 from dpfy.data.reader import CheckedBatch, Collate, Failed, Reader
 from dpfy.isolation.inspection import Inspected
+from dpfy.isolation.replacements import TrainingRecords
 
 PREFETCH = 2
 """Batches that each worker reads ahead, as torch does."""
 
 
-class RecordSource(Protocol):
+class RecordSource(TrainingRecords, Protocol):
     """What training reads: records by number, in memory or not."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All records, one tensor a field, where they are in memory; else none."""
-
-    @property
-    def held(self) -> tuple[Tensor, ...]:
-        """The tensors in memory that hold records."""
 
     @property
     def flat(self) -> tuple[Tensor, ...]:
@@ -43,10 +34,6 @@ class RecordSource(Protocol):
     @property
     def records_each(self) -> int:
         """How many records of one unit a row holds."""
-
-    @property
-    def rows_each(self) -> int:
-        """How many rows of the model a row of the batch is for."""
 
     def to(self, device: torch.device | str) -> RecordSource:
         """The same records for another device."""

@@ -29,6 +29,7 @@ from dpfy.core.unit import WINDOWS, Unit, owner_columns, user_unit
 from dpfy.data.batch import Batch, Draw
 from dpfy.data.config import FIRST, PICKS, RANDOM, SUM, USER_LOSSES
 from dpfy.data.lazy import RecordSource
+from dpfy.data.records import SingleRows
 from dpfy.tables import cells, shared
 from dpfy.tables.table import owner_names
 
@@ -369,7 +370,7 @@ def chosen(key: bytes, user: bytes, count: int, most: int, pick: str) -> NDArray
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DrawnRecords:
+class DrawnRecords(SingleRows):
     """Records of another source, of which a row of a batch takes some."""
 
     base: RecordSource
@@ -388,16 +389,6 @@ class DrawnRecords:
     def flat(self) -> tuple[Tensor, ...]:
         """Fields with one record in each row."""
         return self.base.flat
-
-    @property
-    def records_each(self) -> int:
-        """One record in a row."""
-        return 1
-
-    @property
-    def rows_each(self) -> int:
-        """As many rows of the model as records."""
-        return self.records_each
 
 
 def stored(source: RecordSource) -> tuple[Tensor, ...]:

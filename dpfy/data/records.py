@@ -17,8 +17,22 @@ from dpfy.core.randomness import Randomness
 from dpfy.data.batch import Batch, Draw
 
 
+class SingleRows:
+    """Rows of a batch that hold one record each."""
+
+    @property
+    def records_each(self) -> int:
+        """How many records of one unit a row holds."""
+        return 1
+
+    @property
+    def rows_each(self) -> int:
+        """How many rows of the model a row of the batch is for."""
+        return self.records_each
+
+
 @dataclass(frozen=True)
-class Records:
+class Records(SingleRows):
     """An indexed set of records in memory, one tensor per field; row `i` of every tensor is record
     `i`.
 
@@ -67,16 +81,6 @@ class Records:
     def to(self, device: torch.device | str) -> Records:
         """The same records on another device."""
         return replace(self, tensors=tuple(tensor.to(device) for tensor in self.tensors))
-
-    @property
-    def records_each(self) -> int:
-        """How many records of one unit a row holds."""
-        return 1
-
-    @property
-    def rows_each(self) -> int:
-        """How many rows of the model a row of the batch is for."""
-        return self.records_each
 
     @property
     def held(self) -> tuple[Tensor, ...]:

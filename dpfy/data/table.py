@@ -13,7 +13,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.files import DataFile, DataFolder
 from dpfy.data.config import DataConfig
 from dpfy.data.dataset import DataSource, Encoded, assemble, labelled
-from dpfy.tables.features import encoded
+from dpfy.data.features import encoded
 from dpfy.tables.schema import Schema, training_schema
 from dpfy.tables.sources import read_table
 from dpfy.tables.table import PrivateTable, owner_names

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from dpfy.core.check import interval
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
+from dpfy.data.features import features_of
 from dpfy.estimators.claim import MOST_DOMAIN
 from dpfy.estimators.given import FileTable
 from dpfy.tables.columns import Category, Column, Label, Number, OpenColumn
-from dpfy.tables.features import features_of
 from dpfy.tables.schema import Schema, column_of, entry_of
 
 Feature = Union[Number, Category, OpenColumn]

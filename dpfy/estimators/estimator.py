@@ -362,7 +362,7 @@ class PrivateEstimator(BaseEstimator):
         """The delta of a fit, and where it came from."""
         if self._rule is not None:
             return self._rule
-        return delta_of(self.delta, self.records, default=given.DELTA)
+        return delta_of(self.delta, self.records)
 
     def _fitted(
         self,

@@ -77,7 +77,6 @@ class FileColumn:
             return cells
 
 
-DELTA = 1e-6
 """Delta of a fit where neither it nor a number of records nor a budget is given."""
 
 
@@ -138,7 +137,7 @@ def taken(
             raise InvalidInput(name, type(getattr(estimator, name)).__name__, rule)
     made = copy.copy(estimator)
     made.schema, made.unit, made.ledger = data.table_schema, data.unit, data.ledger
-    made.__dict__.update(_budget=data.budget, _rule=data.rule(estimator.delta, DELTA))
+    made.__dict__.update(_budget=data.budget, _rule=data.rule(estimator.delta))
     source = data.source
     names = tuple(column.name for column in data.schema.columns)
     table = table_for(made, source, names, target)

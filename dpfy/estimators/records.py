@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.errors import InvalidInput
+from dpfy.data.features import feature_values, features_of
 from dpfy.estimators.columns import Feature, FeatureColumns, as_array
 from dpfy.estimators.target import ClassTarget, NumberTarget, Target
 from dpfy.tables import cells as reading
 from dpfy.tables.columns import Category, Number, OpenColumn
-from dpfy.tables.features import feature_values, features_of
 from dpfy.tables.table import refuse_misfits
 
 Floats = NDArray[np.float64]

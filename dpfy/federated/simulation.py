@@ -42,7 +42,7 @@ from dpfy.training.evaluation import (
     public,
     use_of,
 )
-from dpfy.training.fit import Result, finished
+from dpfy.training.fit import Result, ended, finished
 from dpfy.training.integrity import computation
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.losses import Loss
@@ -50,7 +50,7 @@ from dpfy.training.metrics import spent
 from dpfy.training.objective import BatchLosses, Objective
 from dpfy.training.run import TrainingRun
 from dpfy.training.runtime import Runtime
-from dpfy.training.step import Update, adopt
+from dpfy.training.step import Update
 
 
 @dataclass(frozen=True, repr=False)
@@ -234,19 +234,7 @@ def fit(
             if held_out is None or use != PUBLIC
             else public(training, aim, held_out)
         )
-        folder = training.finish_measured(found.utility, found.confusion, found.test)
-        guarantee = training.guarantee()
-        adopt(training.average, training.model)
-    return Result(
-        folder,
-        model,
-        utility,
-        training.steps_done,
-        time.monotonic() - started,
-        training.engine_reason,
-        guarantee,
-        plan.delta,
-    )
+        return ended(training, found, utility, model, started)
 
 
 @dataclass(frozen=True, repr=False)

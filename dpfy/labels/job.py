@@ -17,17 +17,17 @@ from dpfy.core import check, errors, settings
 from dpfy.core.errors import InvalidInput
 from dpfy.core.settings import setting
 from dpfy.data import count, source, unlabelled
-from dpfy.data.config import DataConfig, kind_of
+from dpfy.data.config import DataConfig, name_kind
 from dpfy.labels.claim import BINS, METHODS, PROJECTION, SCHEMA, LabelClaim
 from dpfy.labels.fitting import LabelFit, images, load, run_fit, section
 from dpfy.labels.method import AUTO, CORRECTIONS, LabelMethod
+from dpfy.runs.dataset import delta_of, ledger_delta
 from dpfy.runs.mark import HIDDEN, Mark
 from dpfy.runs.run import Run
 from dpfy.tables.schema import training_schema
-from dpfy.training.config import PATHS
 from dpfy.training.job import budget_of, public_records, require_run
 from dpfy.training.load import CONFIG, ReleasedModel
-from dpfy.training.paperwork import AboutConfig, LedgerConfig, PublicConfig
+from dpfy.training.paperwork import PAPERWORK, Paperwork
 from dpfy.training.predict import AT_ONCE, Predictions, schema_of_run
 
 DEFAULT_EPSILON = 1.0
@@ -40,7 +40,11 @@ class LabelsConfig:
 
     method: str = setting(PROJECTION, f"How labels are released: {', '.join(OF_CLASSES)}.")
     epsilon: float = setting(DEFAULT_EPSILON, "Epsilon to reach, for replacing one label.")
-    delta: float = setting(1e-5, "Delta (projection, pate-fm); the other methods are pure.")
+    delta: float | None = setting(
+        None,
+        "Delta (projection, pate-fm); the other methods are pure.",
+        "the largest power of ten at most 1/records^1.1, at most 1e-5, or that of the budget",
+    )
     records: int | None = setting(
         None, "Number of records to train on, which is public.", "that of the data set, or counted"
     )
@@ -64,7 +68,8 @@ class LabelsConfig:
     def __post_init__(self) -> None:
         check.one_of("labels.method", self.method, OF_CLASSES)
         check.epsilon("labels.epsilon", self.epsilon)
-        check.delta("labels.delta", self.delta)
+        if self.delta is not None:
+            check.delta("labels.delta", self.delta)
         if self.records is not None:
             check.integer("labels.records", self.records, least=2, most=check.RECORDS)
         check.one_of("labels.correction", self.correction, (AUTO, *CORRECTIONS[:3]))
@@ -81,14 +86,11 @@ class LabelsConfig:
 
 
 @dataclass(frozen=True)
-class LabelJob:
+class LabelJob(Paperwork):
     """Everything `dpfy train --protect labels` does, as data."""
 
     data: DataConfig = field(default_factory=DataConfig)
     labels: LabelsConfig = field(default_factory=LabelsConfig)
-    ledger: LedgerConfig = field(default_factory=LedgerConfig)
-    public: PublicConfig = field(default_factory=PublicConfig)
-    about: AboutConfig = field(default_factory=AboutConfig)
 
     def __post_init__(self) -> None:
         if self.data.user is not None:
@@ -104,40 +106,27 @@ class LabelJob:
         if self.data.kind in ("text", "shakespeare"):
             raise InvalidInput("data.kind", self.data.kind, "has no labels")
 
-    def to_toml(self, *, publish: bool) -> str:
-        """As TOML. With `publish`, paths are cut to their last part."""
-        lines = ["# Paths are shortened to their last part."] if publish else []
-        for part, values in settings.as_json(self).items():
-            lines.append(f"[{part}]")
-            for name, value in values.items():
-                shown = (
-                    Path(value).name
-                    if publish and value is not None and (part, name) in PATHS
-                    else value
-                )
-                lines += [] if shown is None else [f"{name} = {settings.toml(shown)}"]
-            lines.append("")
-        return "\n".join(lines)
-
     def records(self) -> int:
         """How many records there are to train on: public, so that a table may be counted."""
         return self.labels.records or public_records(self.data) or count.records(self.data)
+
+    def delta(self) -> float:
+        """The delta, by the rule of all commands."""
+        return delta_of(self.labels.delta, self.records(), ledger_delta(self.ledger.path)).value
 
     def place(self, out: Path, resume: bool, seed: int | None) -> Run:
         """Where the run lives and what it may spend."""
         texts = self.to_toml(publish=True), self.to_toml(publish=False)
         about = {"model": "kernel ridge regression", "data": self.about.data or self.data.kind}
         about |= {} if self.about.author is None else {"author": self.about.author}
-        budget = budget_of(self.ledger, self.labels.delta)
+        budget = budget_of(self.ledger, self.delta())
         return Run(out, resume, self.ledger.path, budget, seed, texts, self.public.rows(), about)
 
 
 SECTIONS: dict[str, type] = {
     "data": DataConfig,
     "labels": LabelsConfig,
-    "ledger": LedgerConfig,
-    "public": PublicConfig,
-    "about": AboutConfig,
+    **PAPERWORK,
 }
 DECISIVE = {
     "data.kind": tuple(settings.names(DataConfig)),
@@ -152,13 +141,7 @@ def make(path: Path | None, given: Mapping[str, Any]) -> LabelJob:
     """
     raw, found = settings.parsed(SECTIONS, path) if path else ({}, [])
     values = settings.merged(SECTIONS, raw, given, {})
-    data = values["data"]
-    if (
-        "kind" not in data
-        and isinstance(data.get("path"), str)
-        and (kind := kind_of(data["path"])) is not None
-    ):
-        data["kind"] = kind
+    name_kind(values["data"])
     config, wrong = settings.assembled(LabelJob, SECTIONS, values, DECISIVE)
     errors.raise_all([*found, *wrong])
     made: LabelJob = config
@@ -242,7 +225,7 @@ def _files(data: DataConfig) -> dict[str, bytes]:
 
 def _claim(config: LabelJob, records: int) -> LabelClaim:
     return config.labels.chosen.claim(
-        records, classes_of(config.data), config.labels.epsilon, config.labels.delta
+        records, classes_of(config.data), config.labels.epsilon, config.delta()
     )
 
 

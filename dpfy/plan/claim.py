@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from dpfy import accounting
 from dpfy.accounting.rules import amplified, unsampled
-from dpfy.core import check, events
+from dpfy.core import check, errors, events
 from dpfy.core import unit as patterns
 from dpfy.core.claim import (
     NEARLY,
@@ -28,7 +28,7 @@ from dpfy.core.claim import (
     stop_after,
 )
 from dpfy.core.codec import number
-from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
+from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.unit import Adjacency, Unit
 from dpfy.noise.shares import Shares
 from dpfy.plan import pairs
@@ -504,14 +504,5 @@ def read_plan(file: str, data: Any) -> Plan:
     """The plan in JSON that a file holds; `Corrupt` where it is none."""
     try:
         return Plan.from_json(data)
-    except (
-        DpfyError,
-        ArithmeticError,
-        AttributeError,
-        KeyError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as problem:
-        words = str(problem) if isinstance(problem, DpfyError) else type(problem).__name__
-        raise Corrupt(file, f"is not a plan ({words})") from None
+    except errors.UNREADABLE as problem:
+        raise Corrupt(file, f"is not a plan ({errors.why(problem)})") from None

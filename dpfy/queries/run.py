@@ -14,7 +14,7 @@ from typing import Any
 import dpfy
 from dpfy.core import storage
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.core.unit import Adjacency, Person
+from dpfy.core.unit import Person
 from dpfy.engines.aggregates import Answered, TableEngine
 from dpfy.engines.sources import opened
 from dpfy.queries.plan import QueryPlan, QueryTerms, plan
@@ -125,10 +125,7 @@ def query(
         ['statistic', 'value']
     """
     held = Dataset.of(data, schema, unit=unit, records=records)
-    chosen = held.rule(delta)
-    replaced = Adjacency.parse(adjacency) is Adjacency.REPLACE_ONE
-    if replaced and held.records is None:
-        raise InvalidInput("records", None, "must be given where one record is replaced")
+    chosen = held.rule(delta, default=0.0)
     person = held.unit
     terms = QueryTerms(
         epsilon,
@@ -137,7 +134,7 @@ def query(
         None if person is None or contributions is not None else person.at_most,
         most_groups,
         most_each,
-        held.records if replaced else None,
+        held.replaced(adjacency),
         contributions,
     )
     place = held.run(run)

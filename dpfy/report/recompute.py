@@ -12,9 +12,9 @@ from typing import Any
 
 from dpfy import __version__
 from dpfy.accounting.stopping import unwrapped
-from dpfy.core import events
+from dpfy.core import errors, events
 from dpfy.core.claim import FIXED, Reserved, kind_of
-from dpfy.core.errors import Corrupt, DpfyError, Unsupported
+from dpfy.core.errors import Corrupt, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Adjacency
 from dpfy.report import card as cards
@@ -90,15 +90,7 @@ def _claim(part: dict[str, Any] | None, seed: str, billed: bool) -> dict[str, An
         return {}
     try:
         made = kind_of(part["kind"]).from_json(part["claim"])
-    except (
-        DpfyError,
-        ArithmeticError,
-        AttributeError,
-        KeyError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as problem:
+    except errors.UNREADABLE as problem:
         raise Corrupt(
             cards.NAME, f"holds a claim that cannot be read ({type(problem).__name__}: {problem})"
         ) from None

@@ -15,7 +15,7 @@ from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.guarantee import default_delta
 from dpfy.core.ledger import Ledger
-from dpfy.core.unit import EXAMPLE, Person, Unit
+from dpfy.core.unit import EXAMPLE, Adjacency, Person, Unit
 from dpfy.engines.sources import column_names
 from dpfy.report import figures, spending
 from dpfy.report.words import down, up
@@ -73,6 +73,10 @@ class PrivacyCost:
 
     def __float__(self) -> float:
         return self.epsilon
+
+
+DELTA = 1e-6
+"""The delta where nothing public says how many records there are."""
 
 
 @dataclass(frozen=True)
@@ -215,9 +219,7 @@ class Dataset:
     @property
     def width(self) -> int:
         """How many numbers a learner reads of a row: the inputs of a network."""
-        from dpfy.tables.features import width_of
-
-        return width_of(self.schema.features)
+        return sum(column.width for column in self.schema.features)
 
     @property
     def privacy_unit(self) -> Unit:
@@ -228,15 +230,24 @@ class Dataset:
         """The run of a release on this data: that of the caller, with the ledger and the budget."""
         return Run.of(given, ledger=self.ledger, budget=self.budget, **terms)
 
-    def rule(self, given: float | None, default: float | None = None) -> DeltaRule:
+    def rule(self, given: float | None, default: float = DELTA) -> DeltaRule:
         """The delta of a release: as given; else the smaller of what follows from the public number
-        of records and what the budget has.
-
-        Raises:
-            InvalidInput: Nothing of this is there.
+        of records and what the budget has; else the default.
         """
         budget = None if self.budget is None else self.budget.delta
         return delta_of(given, self.records, budget, default)
+
+    def replaced(self, adjacency: Adjacency | str) -> int | None:
+        """The public number of records where replacing one is what is hidden; else None.
+
+        Raises:
+            InvalidInput: There is no such number, or no such adjacency.
+        """
+        if Adjacency.parse(adjacency) is not Adjacency.REPLACE_ONE:
+            return None
+        if self.records is None:
+            raise InvalidInput("records", None, "must be given where one record is replaced")
+        return self.records
 
     def spent(self) -> PrivacyCost:
         """What all releases so far cost together, as the budget counts it."""
@@ -317,10 +328,10 @@ def delta_of(
     given: float | None,
     records: int | None,
     budget: float | None = None,
-    default: float | None = None,
+    default: float = DELTA,
 ) -> DeltaRule:
-    """The delta of a release by the one rule of all families, and where it came from. `default` is
-    for scikit-learn's interface, where a fit must work without any setting.
+    """The delta of a release by the one rule of all families and commands, and where it came from.
+    `default` holds where neither the number of records nor a budget is known.
     """
     if given is not None:
         if check.below_one("delta", given):
@@ -328,16 +339,25 @@ def delta_of(
         return DeltaRule(given, "given by the caller")
     found = []
     if records is not None:
-        origin = f"derived from the public number of records ({records:,}): at most 1 / n^1.1"
+        origin = (
+            f"derived from the public number of records ({records:,}): at most 1 / n^1.1 and 1e-5"
+        )
         found.append(DeltaRule(default_delta(records), origin))
     if budget is not None:
         found.append(DeltaRule(budget, "that of the budget of the data set"))
-    if not found and default is not None:
-        return DeltaRule(default, f"the default of the estimators, {default:g}")
+    if not found and default == 0:
+        return DeltaRule(0.0, "none is needed")
     if not found:
-        rule = "must be given, or records=, the public number of records, from which it is derived"
-        raise InvalidInput("delta", None, rule)
+        return DeltaRule(default, f"the default, {default:g}")
     return min(found, key=lambda rule: rule.value)
+
+
+def ledger_delta(ledger: str | Path | None) -> float | None:
+    """The delta of the budget of a ledger, where it is there and has one."""
+    if ledger is None or not Path(ledger).is_file():
+        return None
+    held: Any = figures.budget_of(Ledger.read(Path(ledger)))
+    return None if held is None else float(held.delta)
 
 
 def _budget(given: Any, ledger: Path | None) -> Any:

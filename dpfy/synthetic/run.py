@@ -22,7 +22,7 @@ import dpfy
 from dpfy.core import plugins, storage
 from dpfy.core.errors import InvalidInput, missing
 from dpfy.core.randomness import Randomness
-from dpfy.core.unit import Adjacency, Person
+from dpfy.core.unit import Person
 from dpfy.report import card
 from dpfy.runs.dataset import Dataset
 from dpfy.runs.folder import RunFolder, complete
@@ -163,16 +163,13 @@ def synthesize(
     for name in training:
         raise InvalidInput(name, "given", "is for dpfy.Texts, or no setting of a synthesis")
     chosen = held.rule(delta)
-    replaced = Adjacency.parse(adjacency) is Adjacency.REPLACE_ONE
-    if replaced and held.records is None:
-        raise InvalidInput("records", None, "must be given where one record is replaced")
-    person = held.unit
+    person, replaced = held.unit, held.replaced(adjacency)
     terms = SynthesisTerms(
         epsilon,
         chosen.value,
         None if person is None else person.column,
         None if person is None else person.at_most,
-        held.records if replaced or method == "dp-gan" else None,
+        held.records if method == "dp-gan" else replaced,
     )
     return synthesize_table(
         held.source,

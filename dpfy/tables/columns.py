@@ -67,12 +67,21 @@ class Column:
         return f"columns.{self.name}.{field}"
 
     def parse(self, cells: Any, missing: Sequence[str]) -> Any:
-        """What stands in the cells, before ranges and fills."""
-        raise NotImplementedError(type(self).__name__)
+        """What stands in the cells, before ranges and fills: here each as text, None where it is
+        missing.
+        """
+        words, places = reading.distinct(cells)
+        found = [None if text == "" or text in missing else text for text in words]
+        return np.array([*found, None], object)[places]
 
     def absent(self, found: Any) -> Mask:
         """Which parsed cells are missing."""
-        raise NotImplementedError(type(self).__name__)
+        return np.array([text is None for text in found.tolist()], bool)
+
+    @property
+    def width(self) -> int:
+        """How many numbers a learner reads of a cell."""
+        return getattr(self, "buckets", None) or 1
 
     def fits(self, found: Any) -> Mask:
         """Which parsed cells are what the column may hold."""
@@ -94,6 +103,7 @@ class RangedColumn(Column):
     high: float
     scale: str
     transform: str
+    fill: Any
 
     def absent(self, found: Floats) -> Mask:
         """See `Column`."""
@@ -112,7 +122,8 @@ class RangedColumn(Column):
     @property
     def filled(self) -> float | None:
         """The number that a missing cell counts as."""
-        raise NotImplementedError(type(self).__name__)
+        filled: float | None = self.fill
+        return filled
 
     def value(self, text: str) -> float | None:
         """The number that a text says, None where it says none."""
@@ -192,11 +203,6 @@ class Number(RangedColumn):
     def __str__(self) -> str:
         through = "" if self.transform == "none" else f" through {self.transform}"
         return f"{self.name} from {self.low:g} to {self.high:g}{through}{_filling(self)}"
-
-    @property
-    def filled(self) -> float | None:
-        """See `RangedColumn`."""
-        return self.fill
 
     def parse(self, cells: Any, missing: Sequence[str]) -> Floats:
         """Numbers; NaN where there is none."""
@@ -286,6 +292,11 @@ class Date(RangedColumn):
         """Days after the first date; NaN where there is no date."""
         return reading.days(cells, missing) - self.start
 
+    @property
+    def width(self) -> int:
+        """See `Column`."""
+        return sum(part.width for part in self.part_columns()) or 1
+
     def part_columns(self) -> tuple[Number | Category, ...]:
         """The columns that its parts are."""
         years = (int(str(self.first)[:4]), int(str(self.last)[:4]))
@@ -315,20 +326,28 @@ class WordColumn(Column):
 
     fill: str | None
     ordered: bool
+    listed: ClassVar[str]
 
     @property
     def words(self) -> tuple[str, ...]:
         """The public list."""
-        raise NotImplementedError(type(self).__name__)
+        held: tuple[str, ...] = getattr(self, self.listed)
+        return held
+
+    @property
+    def width(self) -> int:
+        """See `Column`: one for each word, or for each bucket."""
+        return getattr(self, "buckets", None) or len(self.words)
 
     @property
     def cells(self) -> tuple[str, ...]:
         """What a cell can count as: the listed words, then all others."""
         return (*self.words, OTHER)
 
-    def _check(self, field: str, words: object, least: int) -> None:
+    def _check(self, least: int) -> None:
         super().__post_init__()
-        listed = word_list(self.key(field), words, least=least)
+        field = self.listed
+        listed = word_list(self.key(field), self.words, least=least)
         object.__setattr__(self, field, listed)
         object.__setattr__(self, "_place", {text: k for k, text in enumerate(listed)})
         if OTHER in listed:
@@ -395,17 +414,12 @@ class Category(WordColumn):
     buckets: int | None = None
     ordered: bool = False
 
-    kind = "category"
+    kind, listed = "category", "categories"
 
     def __post_init__(self) -> None:
-        self._check("categories", self.categories, 1)
+        self._check(1)
         if self.buckets is not None:
             check.integer(self.key("buckets"), self.buckets, most=MOST_BUCKETS)
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """See `WordColumn`."""
-        return self.categories
 
 
 @dataclass(frozen=True)
@@ -434,17 +448,12 @@ class Label(WordColumn):
     fill: str | None = None
     ordered: bool = False
 
-    kind = "label"
+    kind, listed = "label", "classes"
 
     def __post_init__(self) -> None:
-        self._check("classes", self.classes, 2)
+        self._check(2)
         if self.fill is not None:
             check.one_of(self.key("fill"), self.fill, self.classes)
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """See `WordColumn`."""
-        return self.classes
 
     def settle(self, found: Codes) -> Codes:
         """Places of classes; their number where there is none."""
@@ -472,16 +481,6 @@ class OpenColumn(Column):
 
     def __str__(self) -> str:
         return f"{self.name}: nothing is public"
-
-    def parse(self, cells: Any, missing: Sequence[str]) -> np.ndarray:
-        """Each cell as text; None where it is missing."""
-        words, places = reading.distinct(cells)
-        found = [None if text == "" or text in missing else text for text in words]
-        return np.array([*found, None], object)[places]
-
-    def absent(self, found: np.ndarray) -> Mask:
-        """See `Column`."""
-        return np.array([text is None for text in found.tolist()], bool)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Where the cells of a table come from: CSV and Parquet files, pandas, Arrow and Polars tables,
-arrays. Only the form of the data is looked at here, never a cell.
+"""Where the cells of a table come from: CSV, Parquet and JSON Lines files, pandas, Arrow and Polars
+tables, arrays. Only the form of the data is looked at here, never a cell.
 
 Guarantees: no cell raises an error. A row with fewer cells than the header has missing ones, the
 cells beyond the header are not read, and bytes that are no text are characters that no list holds.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,12 +27,14 @@ from dpfy.core import errors, storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.files import GZIP_MAGIC, DataFile
 from dpfy.tables.cells import listed
-from dpfy.tables.json_lines import is_json_lines, read_json_lines
 
 MOST_CELLS = 2**27
 MOST_HEADER = 1 << 20
 """Bytes of the longest header that is read."""
 DELIMITERS = (",", ";", "\t")
+JSON_LINES = (".jsonl", ".jsonl.gz", ".ndjson")
+PLAIN = (str, int, float, bool, type(None))
+"""Types of values of JSON that are cells."""
 ROWS = 1 << 15
 """Rows of one chunk."""
 Chunk = dict[str, Sequence[Any]]
@@ -76,6 +79,43 @@ class TableFile:
 def is_parquet(file: DataFile) -> bool:
     """Whether the name of a file says that it is Parquet."""
     return str(file.path).lower().endswith((".parquet", ".pq"))
+
+
+def is_json_lines(file: DataFile) -> bool:
+    """Whether the name of a file says that it is JSON Lines."""
+    return str(file.path).lower().endswith(JSON_LINES)
+
+
+def read_json_lines(file: DataFile) -> dict[str, Sequence[Any]]:
+    """All columns by name: those of the first line.
+
+    Guarantees: no cell raises an error. A key that a line lacks, and a value that is a list or an
+    object, is a missing cell; keys that the first line does not have are not read. A line that is
+    no object means that the file is damaged: an error that does not say which.
+    """
+    found: dict[str, list[Any]] = {}
+    for line in file.text().split("\n"):
+        if not line.strip():
+            continue
+        row = _object(line, file)
+        if not found:
+            found = {key: [] for key in row}
+        for key, cells in found.items():
+            value = row.get(key)
+            cells.append(value if isinstance(value, PLAIN) else None)
+    if not found:
+        raise InvalidInput("data file", file.name, "must hold a line with an object that has keys")
+    return dict(found)
+
+
+def _object(line: str, file: DataFile) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict):
+        raise Corrupt(file.name, "not JSON Lines: every line must be one object")
+    return row
 
 
 def delimiter_of(text: str) -> str:
@@ -131,9 +171,7 @@ def _names(first: str, file: DataFile) -> list[str]:
 
 def _unpacked(raw: BinaryIO) -> Any:
     """The bytes of a file, through gzip where it is packed."""
-    magic = raw.read(2)
-    raw.seek(0)
-    return gzip.GzipFile(fileobj=raw) if magic == GZIP_MAGIC else raw
+    return gzip.GzipFile(fileobj=raw) if _packed(raw) else raw
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from dpfy.core import check, errors, settings
 from dpfy.core.errors import InvalidInput
 from dpfy.core.settings import setting
 from dpfy.core.unit import Adjacency
-from dpfy.data.config import DataConfig, kind_of
+from dpfy.data.config import DataConfig, name_kind
 from dpfy.data.count import PUBLIC
 from dpfy.gradients.clip import CLIPS, LEAST_NORM, Clip
 from dpfy.models.config import LANGUAGE, ModelConfig
@@ -24,11 +24,9 @@ from dpfy.plan.auto import MECHANISMS
 from dpfy.plan.recipe import FLOAT, NOISES, SAMPLINGS
 from dpfy.plan.stopping import MOST_POINTS
 from dpfy.tables.schema import OPEN
-from dpfy.training.paperwork import AboutConfig, LedgerConfig, PublicConfig
+from dpfy.training.paperwork import PAPERWORK, Paperwork
 from dpfy.training.runtime import Runtime
 
-PATHS = {("data", "dir"), ("data", "path"), ("data", "labels_path"), ("data", "test_path"), ("data", "test_labels_path"),  # noqa: E501
-         ("data", "schema"), ("ledger", "path")}  # fmt: skip
 LEAST, MOST = 1e-12, 1e9
 """Learning rates and clip norms beyond these make weights that are no numbers, or none that
 move.
@@ -64,7 +62,11 @@ class PrivacyConfig:
     epsilon: float | None = setting(
         None, "Epsilon to reach.", "3, unless noise_multiplier is given"
     )
-    delta: float = setting(1e-5, "Delta; must be below 1/records.")
+    delta: float | None = setting(
+        None,
+        "Delta; must be below 1/records.",
+        "the largest power of ten at most 1/records^1.1, at most 1e-5, or that of the budget",
+    )
     noise_multiplier: float | None = setting(
         None,
         "Noise in units of the clip norm, instead of epsilon; 0 trains without privacy.",
@@ -112,7 +114,8 @@ class PrivacyConfig:
                 self.noise_multiplier,
                 "give epsilon or noise_multiplier, not both",
             )
-        check.delta("privacy.delta", self.delta)
+        if self.delta is not None:
+            check.delta("privacy.delta", self.delta)
         check.one_of("privacy.adjacency", self.adjacency, [a.value for a in Adjacency])
         self._check_records()
         check.one_of("privacy.accountant", self.accountant, accounting.TABLE)
@@ -349,7 +352,7 @@ class RuntimeConfig:
 
 
 @dataclass(frozen=True)
-class JobConfig:
+class JobConfig(Paperwork):
     """Everything `dpfy train` does, as data."""
 
     data: DataConfig = field(default_factory=DataConfig)
@@ -357,9 +360,6 @@ class JobConfig:
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
-    ledger: LedgerConfig = field(default_factory=LedgerConfig)
-    public: PublicConfig = field(default_factory=PublicConfig)
-    about: AboutConfig = field(default_factory=AboutConfig)
 
     def __post_init__(self) -> None:
         zero = Adjacency.ZERO_OUT.value
@@ -381,21 +381,6 @@ class JobConfig:
                 'goes with data.test = "billed" (--set data.test=billed)',
             )
 
-    def to_toml(self, *, publish: bool) -> str:
-        """The configuration as TOML. With `publish`, paths are cut to their last part: a run folder
-        holds no absolute path.
-        """
-        lines = ["# Paths are shortened to their last part."] if publish else []
-        for section, values in settings.as_json(self).items():
-            lines.append(f"[{section}]")
-            for name, value in values.items():
-                if publish and value is not None and (section, name) in PATHS:
-                    value = Path(value).name
-                if value is not None:
-                    lines.append(f"{name} = {settings.toml(value)}")
-            lines.append("")
-        return "\n".join(lines)
-
 
 SECTIONS: dict[str, type] = {
     "data": DataConfig,
@@ -403,9 +388,7 @@ SECTIONS: dict[str, type] = {
     "privacy": PrivacyConfig,
     "training": TrainingConfig,
     "runtime": RuntimeConfig,
-    "ledger": LedgerConfig,
-    "public": PublicConfig,
-    "about": AboutConfig,
+    **PAPERWORK,
 }
 
 
@@ -442,24 +425,26 @@ def make(raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]) -> JobC
 
 
 def attempted(
-    raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]
+    raw: Mapping[str, Mapping[str, Any]],
+    flags: Mapping[str, Any],
+    whole: type[JobConfig] = JobConfig,
+    sections: settings.Sections = SECTIONS,
 ) -> tuple[JobConfig | None, list[InvalidInput]]:
     """The configuration, if it is one, and everything that is wrong with it."""
-    return settings.assembled(JobConfig, SECTIONS, merged(raw, flags), DECISIVE)
+    return settings.assembled(whole, sections, merged(raw, flags, sections), DECISIVE)
 
 
-def merged(raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]) -> settings.Raw:
+def merged(
+    raw: Mapping[str, Mapping[str, Any]],
+    flags: Mapping[str, Any],
+    sections: settings.Sections = SECTIONS,
+) -> settings.Raw:
     """The values of a file and of flags, which win. A data file that is named without a kind is
     what its name says; the model of a table is linear, and that of text gpt-small, where none is named.
     """
-    values = settings.merged(SECTIONS, raw, flags, EXCLUSIVE)
+    values = settings.merged(sections, raw, flags, EXCLUSIVE)
     data = values["data"]
-    if (
-        "kind" not in data
-        and isinstance(data.get("path"), str)
-        and (kind := kind_of(data["path"])) is not None
-    ):
-        data["kind"] = kind
+    name_kind(data)
     if data.get("kind") in ("csv", "parquet"):
         values["model"].setdefault("name", "linear")
     if data.get("kind") in ("text", "shakespeare"):

@@ -301,19 +301,26 @@ def fit(
         utility = world.broadcast_object("the evaluation", lambda: found.utility) or measure(
             training, aim, held_out
         )
-        folder = training.finish_measured(found.utility, found.confusion, found.test)
-        guarantee = training.guarantee()
-        adopt(training.average, training.model)
-    return Result(
-        folder,
-        model,
-        utility,
-        training.steps_done,
-        time.monotonic() - started,
-        training.engine_reason,
-        guarantee,
-        plan.delta,
-    )
+        return ended(training, found, utility, model, started)
+
+
+def ended(
+    training: PrivateTraining,
+    found: TestFigures,
+    utility: dict[str, float],
+    model: nn.Module,
+    started: float,
+) -> Result:
+    """The result of a training whose steps are done: its run ends with what was measured, and the
+    model gets the weights that are released.
+    """
+    folder = training.finish_measured(found.utility, found.confusion, found.test)
+    guarantee = training.guarantee()
+    adopt(training.average, training.model)
+    seconds = time.monotonic() - started
+    steps, engine = training.steps_done, training.engine_reason
+    delta = training.plan.delta
+    return Result(folder, model, utility, steps, seconds, engine, guarantee, delta)
 
 
 def _fit_dataset(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from dpfy.plan.auto import CalibrationTarget, RunSetting, recipe_for
 from dpfy.plan.recipe import RECORD, UNIT, Plan, Recipe, dpsgd, with_stopping
 from dpfy.report import figures, words
 from dpfy.report.card import NAME as CARD
+from dpfy.runs.dataset import delta_of, ledger_delta
 from dpfy.runs.mark import CANARIES, HIDDEN, Mark, refuse_planted
 from dpfy.runs.run import Run
 from dpfy.tables.schema import training_schema
@@ -36,7 +37,6 @@ from dpfy.training import evaluation
 from dpfy.training.config import (
     MOST_GROUP,
     JobConfig,
-    LedgerConfig,
     PrivacyConfig,
     TrainingConfig,
     read_toml,
@@ -44,12 +44,14 @@ from dpfy.training.config import (
 from dpfy.training.fit import BEFORE, Result, fit
 from dpfy.training.losses import OF_CLASSES
 from dpfy.training.metrics import Plateau
+from dpfy.training.paperwork import LedgerConfig
 from dpfy.training.parallel.read_only_run import ReadOnlyRun, opened
 from dpfy.training.parallel.world import World, restarted
 from dpfy.training.ready import UNKNOWN
 from dpfy.training.run import TRAINING, TrainingClaims, TrainingRun, ended, finish_erasure
 from dpfy.training.step import Ftrl, Update
 
+C = TypeVar("C", bound=JobConfig)
 WRITERS = 539
 """Who wrote MNIST's training images."""
 RECORDS = {
@@ -98,11 +100,12 @@ class Outcome:
 
 def plan_of(config: JobConfig) -> Plan:
     """The plan of a job, made without a look at its data."""
-    privacy, recipe = config.privacy, recipe_of(config, records_of(config))
+    privacy, records = config.privacy, records_of(config)
+    recipe, delta = recipe_of(config, records), chosen_delta(config, records)
     if privacy.noise_multiplier is not None:
         plan = recipe.with_noise(
             privacy.noise_multiplier,
-            delta=privacy.delta,
+            delta=delta,
             accountant=privacy.accountant,
             allow_large_delta=privacy.allow_large_delta,
         )
@@ -112,7 +115,7 @@ def plan_of(config: JobConfig) -> Plan:
     beside = events.Nothing() if noise is None else events.Gaussian(noise)
     return recipe.calibrate(
         asked(privacy),
-        privacy.delta,
+        delta,
         accountant=privacy.accountant,
         allow_large_delta=privacy.allow_large_delta,
         beside=beside,
@@ -140,7 +143,10 @@ def recipe_of(config: JobConfig, records: int) -> Recipe:
         adjacency=privacy.adjacency,
     )
     target = CalibrationTarget(
-        asked(privacy), privacy.delta, privacy.accountant, privacy.allow_large_delta
+        asked(privacy),
+        chosen_delta(config, records),
+        privacy.accountant,
+        privacy.allow_large_delta,
     )
     setting = RunSetting(
         records, batch, plain.steps, adjacency=privacy.adjacency, sampling=training.sampling
@@ -213,8 +219,19 @@ def evaluation_noise(config: JobConfig, plan: Plan | None = None) -> float | Non
         else asked(privacy)
     )
     return privacy.group_size * evaluation.default_noise(
-        epsilon, privacy.delta, Adjacency.parse(privacy.adjacency)
+        epsilon, chosen_delta(config, records_of(config)), Adjacency.parse(privacy.adjacency)
     )
+
+
+def chosen_delta(config: JobConfig, records: int) -> float:
+    """The delta of a job on so many records, by the rule of all commands."""
+    return delta_of(config.privacy.delta, records, ledger_delta(config.ledger.path)).value
+
+
+def with_delta(config: C) -> C:
+    """The job with the delta that it has, also where none is given."""
+    found = chosen_delta(config, records_of(config))
+    return replace(config, privacy=replace(config.privacy, delta=found))
 
 
 def asked(privacy: PrivacyConfig) -> float:
@@ -237,10 +254,8 @@ def run(
     """
     if (resume or restarted()) and is_finished(out):
         return finished(out)
-    if (out / CANARIES).is_file():
-        raise InvalidInput(
-            "run", str(out), "was started with canaries; resume it with dpfy audit train --resume"
-        )
+    refuse_canaries(out)
+    config = with_delta(config)
     plan, world = plan_of(config), World.joined()
     return world.notify_on_error(
         lambda: trained(
@@ -395,20 +410,38 @@ def stored_config(out: Path) -> dict[str, dict[str, Any]]:
     Guarantees: there is no default: a folder without a run, and a run that was stopped before it
     stored its configuration, are refused.
     """
-    require_run(out)
-    refuse_planted(out)
-    again = (
-        "was stopped before its configuration was stored, and nothing was spent: start it again "
-        "without --resume"
-    )
-    if not can_resume(out):
-        raise InvalidInput("run", str(out), again)
+    kept = require_config(out)
+    refuse_canaries(out)
     try:
-        return read_toml(out / HIDDEN / "config.toml")
+        return read_toml(kept)
     except InvalidInput:
         raise InvalidInput(
             "run", str(out), "its stored configuration is damaged; give the configuration again"
         ) from None
+
+
+def refuse_canaries(out: Path) -> None:
+    """Refuse a run that an audit began."""
+    if (out / CANARIES).is_file():
+        rule = "was started with canaries; resume it with dpfy audit train --resume"
+        raise InvalidInput("run", str(out), rule)
+
+
+def require_config(out: Path) -> Path:
+    """Where the unfinished run in `out` keeps its full configuration.
+
+    Raises:
+        InvalidInput: There is no run, or it was stopped before it stored one.
+    """
+    require_run(out)
+    refuse_planted(out)
+    if not can_resume(out):
+        rule = (
+            "was stopped before its configuration was stored, and nothing was spent: start it "
+            "again without --resume"
+        )
+        raise InvalidInput("run", str(out), rule)
+    return out / HIDDEN / "config.toml"
 
 
 def require_run(out: Path) -> None:

@@ -4,13 +4,19 @@ to, and what the report says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from dpfy.core import check
+from dpfy.core import check, settings
 from dpfy.core.errors import InvalidInput
 from dpfy.core.settings import setting, text
 from dpfy.data.config import DataConfig
 from dpfy.models.config import ModelConfig
+
+PATHS = tuple(
+    ("data", name)
+    for name in ("dir", "path", "labels_path", "test_path", "test_labels_path", "schema")
+) + (("ledger", "path"),)
+"""Fields that hold paths."""
 
 
 @dataclass(frozen=True)
@@ -107,3 +113,26 @@ class AboutConfig:
         return {"model": model.name, "data": self.data or data.kind} | (
             {} if self.author is None else {"author": self.author}
         )
+
+
+PAPERWORK: dict[str, type] = {
+    "ledger": LedgerConfig,
+    "public": PublicConfig,
+    "about": AboutConfig,
+}
+"""Its sections."""
+
+
+@dataclass(frozen=True)
+class Paperwork:
+    """What every job has beside what it does."""
+
+    ledger: LedgerConfig = field(default_factory=LedgerConfig)
+    public: PublicConfig = field(default_factory=PublicConfig)
+    about: AboutConfig = field(default_factory=AboutConfig)
+
+    def to_toml(self, *, publish: bool) -> str:
+        """The configuration as TOML. With `publish`, paths are cut to their last part: a run folder
+        holds no absolute path.
+        """
+        return settings.whole(self, PATHS if publish else ())

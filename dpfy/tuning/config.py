@@ -19,7 +19,7 @@ from dpfy.core.settings import setting
 from dpfy.core.unit import single_owner
 from dpfy.data.config import RECORD
 from dpfy.training import config as configuration
-from dpfy.training import ready
+from dpfy.training import job, ready
 from dpfy.training.config import JobConfig
 from dpfy.tuning.routes import (
     HELD_OUT,
@@ -192,7 +192,8 @@ class SearchConfig:
         tune, privacy = self.tune, self.job.privacy
         check.one_of("tune.route", tune.chosen, PRIVATE)
         return SearchSettings(
-            epsilon, privacy.delta, records, tune.trials, tune.chosen, tune.law, self.score, tune.held_out, tune.sample,
+            epsilon, job.chosen_delta(self.job, records), records, tune.trials, tune.chosen, tune.law,
+            self.score, tune.held_out, tune.sample,
             accountant=privacy.accountant, adjacency=privacy.adjacency,
         )  # fmt: skip
 

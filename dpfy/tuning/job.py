@@ -235,7 +235,8 @@ def place_of(config: SearchConfig, out: Path, resume: bool, seed: int | None) ->
     """Where the search lives and what it may spend."""
     found = config.job
     texts = (config.to_toml(publish=True), config.to_toml(publish=False))
-    budget = job.budget_of(found.ledger, found.privacy.delta)
+    delta = job.chosen_delta(found, job.records_of(found))
+    budget = job.budget_of(found.ledger, delta)
     about = found.about.rows(found.data, found.model)
     return Run(out, resume, found.ledger.path, budget, seed, texts, found.public.rows(), about)
 

@@ -241,19 +241,21 @@ def _noise(recipe: Recipe, epsilon: float, delta: float, accountant: str) -> flo
 def _plan(config: SearchConfig, settings: Settings) -> Plan:
     """The plan of the private run with these settings."""
     found = config.with_settings(settings)
-    recipe, privacy = job.recipe_of(found, job.records_of(found)), found.privacy
+    records, privacy = job.records_of(found), found.privacy
+    recipe, delta = job.recipe_of(found, records), job.chosen_delta(found, records)
     noise = _noise(
-        replace(recipe, clip=FlatClip(1.0)), job.asked(privacy), privacy.delta, privacy.accountant
+        replace(recipe, clip=FlatClip(1.0)), job.asked(privacy), delta, privacy.accountant
     )
-    return Plan(recipe, noise, privacy.delta, privacy.accountant)
+    return Plan(recipe, noise, delta, privacy.accountant)
 
 
 def _claim(config: SearchConfig, settings: Settings, trials: int, engine: str) -> PublicTuning:
-    recipe = _plan(config, settings).recipe
+    plan = _plan(config, settings)
+    recipe = plan.recipe
     about = {
         "unit": recipe.unit,
         "adjacency": recipe.adjacency,
-        "delta": config.job.privacy.delta,
+        "delta": plan.delta,
         "records": recipe.records,
     }
     named = Path(config.tune.public or "").name

@@ -119,9 +119,8 @@ def test_a_confidence_that_says_nothing_is_refused_before_the_work(tmp_path, con
     with pytest.raises(InvalidInput, match=r"--confidence: got .*; must lie between 0.5 and"):
         call(
             "train",
-            *SMALL,
-            "--data",
             "digits",
+            *SMALL,
             "--canaries",
             "20",
             "--confidence",

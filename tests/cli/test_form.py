@@ -17,15 +17,20 @@ from calls import call, refused
 
 from dpfy.cli.fit import FitForm
 from dpfy.cli.query import QueryForm
+from dpfy.cli.serve import StartForm
 from dpfy.cli.serve_student import StudentForm
 from dpfy.cli.synthesize import SynthesizeForm
+from dpfy.cli.texts import TextsForm, TokenizerForm
 
 SCHEMA = Path(__file__).parents[1] / "estimators" / "people.toml"
 FORMS = {
     "query": QueryForm,
     "fit": FitForm,
     "synthesize table": SynthesizeForm,
+    "synthesize texts": TextsForm,
+    "synthesize tokenizer": TokenizerForm,
     "serve student": StudentForm,
+    "serve start": StartForm,
 }
 
 
@@ -38,6 +43,7 @@ def folder(tmp_path, monkeypatch):
         '[columns.who]\nignore = true\n[columns.age]\nkind = "number"\nrange = [0, 100]\n'
         '[columns.well]\nkind = "label"\nclasses = ["y", "n"]\n'
     )
+    Path("notes.csv").write_text("note\n" + "the ward was quiet today\n" * 240)
     return tmp_path
 
 
@@ -60,6 +66,15 @@ COMMANDS = {
         ("tune", *TRAIN[:-4], "--set", "training.steps=2", "--delta", "1e-4", "--trials", 2,
          "--law", "logarithmic",
          "--over", "training.learning_rate=0.1..1 log"), ("people.csv",)),
+    "audit train": (
+        ("audit", "train", "digits", "--model", "linear", "--canaries", 12, "--steps", 2,
+         "--attack", "final-model"), ()),
+    "synthesize tokenizer": (
+        ("synthesize", "tokenizer", "notes.csv", "--column", "note", "--records", 240,
+         "--epsilon", 3, "--size", 300), ("notes.csv",)),
+    "serve start": (
+        ("serve", "start", "voters", "--answers", 5, "--epsilon", 2, "--finish", "--port", 0),
+        ("voters", "--finish")),
     "serve student": (
         ("serve", "student", "digits", "--teachers", 20, "--answers", 10, "--epsilon", 50),
         ("digits",)),
@@ -69,6 +84,8 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_configuration_of_a_run_goes_back_to_its_command(name, folder, capsys):
     asked, private = COMMANDS[name]
+    if name == "serve start":
+        assert call(capsys, "serve", "teach", *TABLE, "--voters", 5, "--out", "voters")[0] == 0
     status, _, err = call(capsys, *asked, "--out", "first")
     assert status == 0, err
     kept = Path("first/config.toml").read_text()
@@ -77,7 +94,8 @@ def test_the_configuration_of_a_run_goes_back_to_its_command(name, folder, capsy
     if name == "tune":  # there config.toml is that of the training that was chosen
         config = "first/search.toml"
         kept = Path(config).read_text()
-    verb = asked[:2] if name == "serve student" else asked[:1]
+    groups = ("serve", "synthesize", "audit")
+    verb = asked[:2] if asked[0] in groups and name != "synthesize" else asked[:1]
     status, _, err = call(capsys, *verb, *private, "--config", config, "--out", "again")
     assert status == 0, err
     again = "again/search.toml" if name == "tune" else "again/config.toml"

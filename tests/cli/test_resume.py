@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from calls import call, refused
 
 from dpfy.audit import job as audit_job
-from dpfy.audit.whitebox import fair_coins
 from dpfy.cli import interrupt
 from dpfy.core.ledger import Ledger
 from dpfy.runs import folder
@@ -228,9 +227,8 @@ def test_an_audited_training_is_resumed_to_the_same_bits(capsys, tmp_path, monke
         "training.steps": 6,
         "training.batch_size": 300.0,
     }
-    audit_job.train(
-        config.make({}, flags), tmp_path / "whole", fair_coins(50, 3), attack=attack, seed=3
-    )
+    flags |= {"audit.canaries": 50, "audit.attack": attack}
+    audit_job.train(audit_job.read(None, flags), tmp_path / "whole", seed=3)
     settings = [
         "audit",
         "train",

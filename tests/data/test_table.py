@@ -18,7 +18,6 @@ from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.core.files import DataFile
 from dpfy.data import DataConfig, table
 from dpfy.data.source import load
-from dpfy.tables.features import width_of
 from dpfy.tables.schema import training_schema
 from dpfy.tables.sources import read_table
 
@@ -258,7 +257,7 @@ def test_the_adult_schema_covers_the_published_columns() -> None:
     adult = training_schema("adult")
     assert len(adult.names) == 15
     assert adult.label.classes == ("<=50K", ">50K")
-    assert width_of(adult.features) == 5 + 8 + 7 + 14 + 6 + 5 + 2 + 41
+    assert sum(column.width for column in adult.features) == 5 + 8 + 7 + 14 + 6 + 5 + 2 + 41
     row = {
         "age": ["45"], "type_employer": ["?"], "fnlwgt": ["1"], "education": ["9th"], "education_num": ["5"],
         "marital": ["Divorced"], "occupation": ["Sales"], "relationship": ["Wife"], "race": ["Black"], "sex": ["Female"],  # noqa: E501

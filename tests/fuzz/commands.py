@@ -62,7 +62,7 @@ BASE: dict[tuple[str, ...], dict[str, str]] = {
     ("serve", "start"): {"--out": "new", "--answers": "5", "--epsilon": "3", "--port": "0"},
     ("ledger", "show"): {"--delta": "1e-6"},
     ("ledger", "create"): {"--epsilon": "8", "--delta": "1e-5"},
-    ("audit", "train"): {"--data": "digits", "--model": "linear", "--steps": "2", "--canaries": "12", "--out": "new"},
+    ("audit", "train"): {"--model": "linear", "--steps": "2", "--canaries": "12", "--out": "new"},
     ("train",): {"--records": "1438", "--model": "linear", "--delta": "1e-4", "--batch-size": "30", "--steps": "2",
                  "--out": "new"},
 }  # fmt: skip
@@ -72,6 +72,7 @@ alone.
 GIVEN = {
     ("init",): ["data.csv"],
     ("train",): ["digits"],
+    ("audit", "train"): ["digits"],
     ("fit",): ["data.csv"],
     ("report", "compare"): ["run", "other"],
     ("verify",): ["run"],

@@ -39,7 +39,9 @@ def people(tmp_path, monkeypatch):
 def test_delta_is_the_largest_power_of_ten_that_is_small_enough(records):
     found = Fraction(str(default_delta(records)))
     most = max(2, records)
-    assert found**10 * most**11 <= 1 < (10 * found) ** 10 * most**11
+    assert found**10 * most**11 <= 1
+    assert found == Fraction("1e-5") or (10 * found) ** 10 * most**11 > 1
+    assert found <= Fraction("1e-5")
 
 
 def test_where_delta_comes_from():
@@ -48,8 +50,11 @@ def test_where_delta_comes_from():
     assert "20,000" in delta_of(None, 20_000).origin
     assert delta_of(None, 20_000, 1e-6) == DeltaRule(1e-6, "that of the budget of the data set")
     assert delta_of(0, None).value == 0
-    with pytest.raises(dpfy.InvalidInput, match="records="):
-        delta_of(None, None)
+    assert delta_of(None, 100).value == 1e-5
+    assert delta_of(None, 60_000).value == 1e-6
+    assert delta_of(None, None) == DeltaRule(1e-6, "the default, 1e-06")
+    assert delta_of(None, None, 1e-7).value == 1e-7
+    assert delta_of(None, None, default=0.0) == DeltaRule(0.0, "none is needed")
 
 
 def test_a_release_is_written_down_before_the_data_is_read(tmp_path, monkeypatch):

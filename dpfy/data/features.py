@@ -120,9 +120,3 @@ def scaled(column: RangedColumn, values: Floats) -> Floats:
         there = np.log1p(there)
     share = (there - low) / (high - low)
     return np.clip(2 * share - 1 if column.scale == "symmetric" else share, -1.0, 1.0)
-
-
-def width_of(columns: Iterable[Column]) -> int:
-    """How many numbers `encoded` makes of a row."""
-    found = [feature for column in columns for feature in features_of(column)]
-    return sum(1 if isinstance(f, Number) else len(f.words) for f in found)
