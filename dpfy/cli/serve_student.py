@@ -20,8 +20,7 @@ class StudentForm(RunForm):
     """`dpfy serve student`."""
 
     data: str = flag(
-        "Private records: embedded, digits, mnist, fashion-mnist or an NPZ file; with --target a "
-        "table.",
+        "Private records: digits, mnist, ... or an NPZ file; with --target a table.",
         metavar="DATA",
         placed=True,
         path=True,
@@ -33,11 +32,9 @@ class StudentForm(RunForm):
     queries: int | None = flag("Ask whether the teachers agree first, this often at most.", None)
     threshold: float = flag("The part of the teachers that must agree (with --queries).", 0.6)
     public: str | None = flag("File of public inputs (NPZ, IDX).", None, path=True)
-    provenance: str | None = flag(
-        "Where they are from, and why they are public, for the report.", None
-    )
+    provenance: str | None = flag("Where they are from, and why they are public.", None)
     public_records: int | None = flag(
-        "Instead: so many held-out records of a public data set.", None, "nine tenths of them"
+        "Instead: held-out records of a public data set.", None, "nine tenths"
     )
     model: str = flag("The teachers: graph, or networks: lenet5, tanh-cnn, mlp, linear.", GRAPH)
     steps: int | None = flag("Steps of SGD of every network.", None, "240")
@@ -56,9 +53,8 @@ class StudentForm(RunForm):
 def student(asked: Asked[StudentForm]) -> None:
     """Train and release a student of private teachers (PATE).
 
-    Private records are dealt to teachers; their noisy votes on public inputs, charged before the
-    first record is read, are what is released. The student learns from these answers and from
-    public inputs alone. With --target it predicts a number of a table.
+    Private records are dealt to teachers, whose noisy votes on public inputs are released. The
+    student learns from these answers alone. With --target it predicts a number of a table.
 
     Example: dpfy serve student digits --teachers 100 --answers 50 --epsilon 8 --out runs/student
     """
@@ -150,7 +146,7 @@ def _numbers(asked: Asked[StudentForm]) -> None:
     low, high = regression.target_of(data.schema, form.target).range
     claim = regression.number_claim(
         form.epsilon,
-        form.delta,
+        asked.delta(),
         teachers=form.teachers,
         low=low,
         high=high,

@@ -183,6 +183,11 @@ class FeatureColumns:
         """Of all columns of the table."""
         return tuple(c.name for c in self.sources)
 
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Of the features: of a date its parts, of a text its buckets."""
+        return tuple(c.name for c in self.columns)
+
     def to_json(self) -> dict[str, Any]:
         """For the file of an estimator."""
         held = {

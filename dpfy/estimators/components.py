@@ -138,7 +138,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):
 
     def explain(self) -> Explanation:
         """The variance of each component, and the column with the largest weight in it."""
-        names = [self._columns.names[int(np.abs(row).argmax())] for row in self.components_]
+        names = [self._columns.feature_names[int(np.abs(row).argmax())] for row in self.components_]
         rows = tuple(
             (f"component {k}", float(v), name)
             for k, (v, name) in enumerate(zip(self.explained_variance_, names, strict=True))

@@ -123,7 +123,7 @@ class NaiveBayes(PrivateClassifier):
         parts = np.split(spread, self._starts[1:-1])
         found = [
             (float(np.exp(part.max())), name)
-            for name, part in zip(self._columns.names, parts, strict=True)
+            for name, part in zip(self._columns.feature_names, parts, strict=True)
         ]
         rows = tuple((name, ratio) for ratio, name in sorted(found, reverse=True))
         note = f"each count has noise of standard deviation {self._scale:.3g}"

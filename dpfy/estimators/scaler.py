@@ -124,6 +124,6 @@ class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
 
     def explain(self) -> Explanation:
         """What is subtracted from each column, and what it is divided by."""
-        held = zip(self._columns.names, self.scale_, self.mean_, strict=True)
+        held = zip(self._columns.feature_names, self.scale_, self.mean_, strict=True)
         rows = tuple((name, float(scale), float(mean)) for name, scale, mean in held)
         return Explanation(("column", "divided by", "mean"), rows, "both are noisy")

@@ -33,6 +33,7 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.storage import PRIVATE_MODE, write_atomically
 from dpfy.core.unit import EXAMPLE, Person, Unit, single_owner
 from dpfy.core.values import Bound, Bounded
+from dpfy.data.features import encoded
 from dpfy.data.table import check_columns
 from dpfy.prediction import plan
 from dpfy.prediction.claim import STUDENT_ANSWERS, STUDENT_MODEL, StudentAnswersClaim
@@ -44,7 +45,6 @@ from dpfy.runs.folder import RunFolder, complete
 from dpfy.runs.released import Released
 from dpfy.runs.run import Run
 from dpfy.tables.columns import Number
-from dpfy.tables.features import encoded
 from dpfy.tables.schema import Schema
 from dpfy.tables.sources import cells_of, read_table
 from dpfy.tables.table import PrivateTable, owner_names

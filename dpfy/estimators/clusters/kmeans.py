@@ -414,7 +414,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin, Pr
 
     def explain(self) -> Explanation:
         """The centres: how many records each has, and where it is."""
-        heads = ("cluster", "records", *self._columns.names)
+        heads = ("cluster", "records", *self._columns.feature_names)
         order = np.argsort(-self.counts_)
         rows = tuple(
             (f"{k}", float(self.counts_[k]), *self.cluster_centers_[k].tolist()) for k in order

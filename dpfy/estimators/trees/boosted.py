@@ -160,7 +160,7 @@ class _Boosted:
 
     def explain(self) -> Explanation:
         """How much the questions of each column move the score."""
-        names = self._columns.names  # type: ignore[attr-defined]
+        names = self._columns.feature_names  # type: ignore[attr-defined]
         sizes = importance(self._trees, self.values_, len(names))
         rows = tuple(
             (name, float(size))

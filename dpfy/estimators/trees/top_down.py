@@ -156,7 +156,7 @@ class _TopDown:
 
     def explain(self) -> Explanation:
         """The columns that the nodes ask for, those near the root first."""
-        names = self._columns.names  # type: ignore[attr-defined]
+        names = self._columns.feature_names  # type: ignore[attr-defined]
         weight = 0.5 ** np.floor(np.log2(np.arange(len(self._splits.columns)) + 1))
         sizes = np.bincount(self._splits.columns, weight, len(names))
         rows = tuple(
