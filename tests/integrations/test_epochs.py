@@ -28,12 +28,18 @@ from dpfy.integrations.lightning import PrivateStrategy  # noqa: E402
 PLAN = dpfy.dpsgd(records=60, batch_size=14, epochs=2, clip_norm=0.5).with_noise(1.0, delta=1e-2)
 """60 records are 4.29 batches: 9 steps, 5 in the first epoch and 4 in the last."""
 RUNTIME = dpfy.Runtime(max_physical_batch=4, device="cpu", progress=False)
+LOADER: dict[str, Any] = {}
+"""What else the caller's loader says."""
 TOOLS = ("trainer", "lightning", "accelerate", "fit")
 
 
 def data() -> TensorDataset:
     x = torch.randn(60, 5, generator=torch.Generator().manual_seed(1))
     return TensorDataset(x, (x[:, 0] > 0).long())
+
+
+def loader_of() -> DataLoader:
+    return DataLoader(data(), batch_size=14, **LOADER)
 
 
 def net() -> nn.Module:
@@ -111,8 +117,8 @@ def by_trainer(run: dpfy.Run, epochs: float, ends: list[int], **settings: Any) -
         made.callback_handler.on_evaluate(made.args, made.state, made.control, metrics={}) and {}
     )
     out = made.train()
-    assert made.state.epoch == epochs
-    assert made.state.num_train_epochs == epochs
+    assert made.state.epoch == adapter.epoch_at(PLAN.recipe, PLAN.recipe.steps)
+    assert made.state.num_train_epochs == adapter.epoch_count(PLAN.recipe)
     assert out.training_loss is None, "the training loss is private, and NaN would be a failure"
     return made.model.net
 
@@ -132,7 +138,7 @@ def by_lightning(run: dpfy.Run, epochs: int, ends: list[int], **settings: Any) -
         **settings,
     )
     public = TensorDataset(*(t[:3].clone() for t in data().tensors))
-    made.fit(module, DataLoader(data(), batch_size=14), DataLoader(public, batch_size=3))
+    made.fit(module, loader_of(), DataLoader(public, batch_size=3))
     assert made.current_epoch == epochs
     assert made.global_step == PLAN.recipe.steps
     return module.net
@@ -143,8 +149,9 @@ def by_accelerate(run: dpfy.Run, epochs: int, ends: list[int], **settings: Any) 
     model = net()
     made = PrivateAccelerator(plan=PLAN, run=run, runtime=RUNTIME, cpu=True, **settings)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    model, optimizer, loader = made.prepare(model, optimizer, DataLoader(data(), batch_size=14))
-    assert (made.epochs, len(loader)) == (2, 5)
+    model, optimizer, loader = made.prepare(model, optimizer, loader_of())
+    each = adapter.steps_per_epoch(PLAN.recipe)
+    assert (made.epochs, len(loader)) == (adapter.epoch_count(PLAN.recipe), each)
     for _ in range(epochs):
         for x, y in loader:
             made.backward(F.cross_entropy(model(x), y, reduction="none"))
@@ -181,7 +188,7 @@ def reference(path: Path) -> torch.Tensor:
     ) as training:
         for x, y in training.batches():
             training.step(F.cross_entropy(model(x), y, reduction="none"))
-    assert training.steps_done == 9
+    assert training.steps_done == PLAN.recipe.steps
     return model.weight.detach()
 
 
@@ -192,6 +199,43 @@ def test_a_plan_of_two_epochs_is_two_epochs_in_every_tool(tmp_path, tool):
         warnings.filterwarnings("error", message=".*(unfinished|ended after)")
         made = DRIVE[tool](dpfy.Run(tmp_path / "run", seed=3), 2, ends)
     assert ends == ([] if tool == "fit" else [5, 9]), "one measurement after each epoch"
+    assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
+    assert torch.equal(made.weight, reference(tmp_path))
+
+
+VARIATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "half an epoch more": ({"batch_size": 14, "epochs": 1.5}, {}),
+    "less than an epoch": ({"batch_size": 14, "epochs": 0.5}, {}),
+    "small batches": ({"batch_size": 7, "epochs": 3}, {}),
+    "all records in a batch": ({"batch_size": 60, "epochs": 2}, {}),
+    "whole batches": ({"batch_size": 20, "epochs": 2}, {}),
+    "a number of steps": ({"batch_size": 13, "steps": 11}, {}),
+    "one step": ({"batch_size": 13, "steps": 1}, {}),
+    "drop_last": ({"batch_size": 14, "epochs": 2}, {"drop_last": True}),
+    "drop_last of a loader that shuffles": (
+        {"batch_size": 16, "epochs": 2.5},
+        {"drop_last": True, "shuffle": True},
+    ),
+    "random allocation": ({"batch_size": 20, "epochs": 2, "sampling": "random-allocation"}, {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("variation", VARIATIONS)
+def test_epochs_of_any_plan_are_the_same_in_every_tool(tmp_path, monkeypatch, tool, variation):
+    """The steps of the plan, one measurement after each epoch, and the bits of a loop by hand."""
+    recipe, loader = VARIATIONS[variation]
+    plan = dpfy.dpsgd(records=60, clip_norm=0.5, **recipe).with_noise(1.0, delta=1e-2)
+    monkeypatch.setitem(globals(), "PLAN", plan)
+    monkeypatch.setitem(globals(), "LOADER", loader)
+    each, count = adapter.steps_per_epoch(plan.recipe), adapter.epoch_count(plan.recipe)
+    ends: list[int] = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*(unfinished|ended after)")
+        made = DRIVE[tool](dpfy.Run(tmp_path / "run", seed=3), count, ends)
+    due = [min(each * n, plan.recipe.steps) for n in range(1, count + 1)]
+    assert ends == ([] if tool == "fit" else due)
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
     assert torch.equal(made.weight, reference(tmp_path))
 
