@@ -359,5 +359,7 @@ class GaussianMixture(DensityMixin, PrivateEstimator):
             for k in np.argsort(-self.weights_)
         )
         return Explanation(
-            ("component", "weight", *self._columns.feature_names), rows, "weights and means are noisy"
+            ("component", "weight", *self._columns.feature_names),
+            rows,
+            "weights and means are noisy",
         )
