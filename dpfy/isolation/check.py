@@ -282,6 +282,12 @@ class IsolationCheck:
             self.level = CheckLevel.THOROUGH
             # what new code leaves behind is used at the next step
             self._follow, self._next_look = self._step + 1, -1
+            # new code may use what was read before, and never used
+            self.fingerprint.unsettle()
+            monitored.reopen()
+        elif self.level >= CheckLevel.LIGHT and monitored.monitor.copied:
+            # constants of the next step are compared with those of this one
+            self._follow, self._next_look = self._step + 1, -1
         monitored.charge()
         try:
             self._examine(recorder, losses)
@@ -310,7 +316,8 @@ class IsolationCheck:
         require_recorded(program)
         check_flow(program, program.ref(losses), self._weights)
         early = self._done < FIRST or self._place
-        if early or level >= CheckLevel.CHECK or self.monitored.unseen:
+        follows = self._step in (self._follow, self._follow - 1)
+        if early or follows or level >= CheckLevel.CHECK or self.monitored.unseen:
             self._compare(program, losses)
         self._look_elsewhere(program, losses)
         if level >= CheckLevel.LIGHT:

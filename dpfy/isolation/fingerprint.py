@@ -135,8 +135,12 @@ def changed_constants(old: str, new: str) -> str | None:
         theirs = now.get(mark, [])
         if (
             len(uses) == len(theirs) == 1
-            and uses[0][1] != theirs[0][1]
             and ANY not in (uses[0][1], theirs[0][1])
+            and (
+                uses[0][1] != theirs[0][1]
+                # whole numbers are factors there, and no sizes
+                or (_kind(uses[0][0]) in SCALES and uses[0][2] != theirs[0][2])
+            )
         ):
             return _kind(uses[0][0])
     return "a tensor from outside" if before.keys() != now.keys() else None

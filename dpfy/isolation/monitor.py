@@ -313,11 +313,11 @@ class _After(_Calls):
         if not _any((*args, *kwargs.values()) if kwargs else args, monitor.of_batch):
             monitor.clean.add(_tensors(result))
             return result
+        if name in NUMBERS or name in COPIES:
+            monitor.copied.add(site_of(func)[0])
         if name in NUMBERS:
             monitor.numbers = True
             return followed(result)
-        if name in COPIES:
-            monitor.copied.add(site_of(func)[0])
         _pass_on(monitor.left, name, args, result)
         return result
 

@@ -120,6 +120,10 @@ class MonitoredSteps:
         self.unseen -= self._cleared | monitor.checked
         self._behind -= monitor.checked
 
+    def reopen(self) -> None:
+        """Look again at places whose reads did no harm."""
+        self._cleared.clear()
+
     def charge(self) -> None:
         """A step is recorded for what is unseen."""
         self._recorded += bool(self.unseen)

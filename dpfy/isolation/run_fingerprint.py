@@ -21,17 +21,16 @@ from dpfy.isolation.fingerprint import (
 from dpfy.isolation.monitor import CallSite
 
 EQUAL = 3
-"""After so many pairs of steps with equal constants a place that reads values in a way that cannot
-be followed is not looked at again.
+"""After so many pairs of steps with equal constants a place that reads values is looked at again
+only after steps that are checked, and where new code runs.
 """
 
 UNTRACEABLE = (
-    "losses with constants that change from step to step, in a loop that reads values of batches "
-    "by float(), int() or NumPy"
+    "losses with constants that change from step to step, in a loop that reads values of batches"
 )
 TRACEABLE = (
-    "read values with item() or tolist() after step: these numbers are followed, and may not reach "
-    "a loss"
+    "do not read values of batches between steps; or make what changes from step to step before "
+    "the run begins, as a tensor for all steps, and take table[training.steps_done]"
 )
 AS_STARTED = (
     "must be what the run was started with: the same noise must not meet another computation"
@@ -55,6 +54,10 @@ class RunFingerprint:
         scaled_by_size(text, text)
         scaled_by_length(text, text)
 
+    def unsettle(self) -> None:
+        """Look at all places again that read values."""
+        self._equal.clear()
+
     def settled(self, copied: Collection[CallSite]) -> set[CallSite]:
         """Those places of `copied` after which constants were equal often enough."""
         return {site for site in copied if self._equal[site] >= EQUAL}
@@ -62,8 +65,7 @@ class RunFingerprint:
     def compare(self, step: int, mark: str, copied: Collection[CallSite]) -> bool:
         """Compare the fingerprint of a step with those before it. Whether the run's changed.
 
-        `copied` are the places where the loop read values of the step before in a way that cannot
-        be followed.
+        `copied` are the places where the loop read values of the step before.
 
         Raises:
             InvalidInput: If a resumed run computes something else than before.

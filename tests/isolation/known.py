@@ -31,6 +31,7 @@ REFUSED_ORDINARY: set[str] = {
     "sorted by length and put back",
     "experts routed with nonzero",
     "hf MixtralForCausalLM routed",
+    "annealed by step, loss shown after the step",
     "temperature by step, average of the loss kept as a float",
     "random factor by python, loss shown after the step",
 }

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import io
+import json
 import math
 import pickle
 import random
 import re
+import statistics
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -684,6 +687,60 @@ kept(
     lambda k, m, x, y: ce(m[2](torch.tanh(m[0](x)) - k), y),
     lambda k, v, m, x, y: torch.tanh(m[0](x)).detach().mean(0),
 )
+
+
+# Numbers that were read with `item()` or `tolist()`, and that Python's own functions make plain
+
+
+def counted(k: Any, v: Tensor, m: nn.Module, x: Tensor, y: Tensor) -> Counter[int]:
+    found = Counter(k or {})
+    found.update(y.tolist())
+    return found
+
+
+def rarity(k: Any, m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return plain(m, x, y) * torch.tensor([1 / (1 + k[c]) for c in range(CLASSES)])[y]
+
+
+kept("counter of the labels so far", rarity, counted, EVERY, late(0.5))
+kept("root of the loss", scaled, lambda k, v, m, x, y: math.sqrt(v.mean().item()), EVERY, late(0.5))
+kept(
+    "mean by numpy of losses read one by one",
+    scaled,
+    lambda k, v, m, x, y: float(np.mean([one.item() for one in v])),
+)
+kept(
+    "threshold, a percentile of a list",
+    lambda k, m, x, y: torch.where(plain(m, x, y) > k, plain(m, x, y), 0 * plain(m, x, y)),
+    lambda k, v, m, x, y: np.percentile(v.tolist(), 70),
+)
+kept("number of hard examples", scaled, lambda k, v, m, x, y: 1 + sum(a > 1 for a in v.tolist()))
+kept("mean by statistics", scaled, lambda k, v, m, x, y: statistics.fmean(v.tolist()))
+kept("json of the loss", scaled, lambda k, v, m, x, y: json.loads(json.dumps(v.mean().item())))
+kept(
+    "smoothing clipped by numpy",
+    lambda k, m, x, y: F.cross_entropy(m(x), y, reduction="none", label_smoothing=k),
+    lambda k, v, m, x, y: float(np.clip(v.mean().item() / 3, 0, 0.9)),
+)
+kept("count of a label in a list", scaled, lambda k, v, m, x, y: y.tolist().count(1))
+kept("whole factor from a table", scaled, lambda k, v, m, x, y: [1, 2, 3][y[0].item()])
+kept(
+    "python's generator seeded by the loss",
+    lambda k, m, x, y: plain(m, x, y) * random.random(),
+    lambda k, v, m, x, y: random.seed(v.mean().item()) or 1.0,
+)
+
+
+@program("kept: read from the first step on, used later", late(0.5), fit=False)
+def _used_later(now: Now) -> Job:
+    keeper = Keeper(EVERY, scaled, lambda k, v, m, x, y: math.sqrt(v.mean().item()))
+
+    def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        used = keeper.losses(m, x, y) if now(x) else None
+        keeper.on, keeper.seen = True, (m, x, y)
+        return plain(m, x, y) if used is None else used
+
+    return Job(net(), losses, cases.vectors(), after=keeper.after)
 
 
 @program("kept: file on disk", fit=False)

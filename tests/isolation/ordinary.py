@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -1427,6 +1428,56 @@ def _annealed_and_shown() -> Job:
         ).sum(1)
 
     return Job(Vae(), losses, cases.vectors(), after=shown)
+
+
+@case("annealed by a table of all steps, loss shown after the step", draws=True)
+def _table_and_shown() -> Job:
+    table, step = torch.linspace(0, 0.5, 1000), -1
+
+    def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        nonlocal step
+        step += 1
+        back, mean, log = m(x)
+        prior = (1 + log - mean.square() - log.exp()).sum(1)
+        return (back - x).square().sum(1) - table[step] * prior
+
+    return Job(Vae(), losses, cases.vectors(), after=Shown("item"))
+
+
+def _told(losses: Tensor, best: list[float], counts: Counter[bool]) -> None:
+    """What a loop writes to its log: the best loss, its root, and how many were small."""
+    best.append(min([*best, losses.mean().item()]))
+    counts.update(one < 1 for one in losses.tolist())
+    f"{math.sqrt(best[-1]):.3f} {np.mean(best):.3f} {counts[True]}"
+
+
+case("best loss, its root and counts for a log")(
+    lambda: Job(net(), plain, cases.vectors(), after=lambda v, best=[], c=Counter(): _told(v, best, c))
+)  # fmt: skip
+add(
+    "two layers of attention, batch first",
+    lambda: net(
+        nn.Linear(WIDTH, 8),
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True), 2),
+        nn.Flatten(),
+        nn.Linear(8 * LENGTH, CLASSES),
+    ),
+    data=cases.sequences,
+)
+add(
+    "bins and prefix sums within the record",
+    net,
+    lambda m, x, y: ce(m(x.cumsum(1) - torch.bucketize(x, torch.linspace(-2, 2, 9)).float()), y),
+)
+add(
+    "confidence penalty and margin of the own label",
+    net,
+    lambda m, x, y: (
+        ce(m(x), y)
+        - 0.1 * (m(x).softmax(1) * m(x).log_softmax(1)).sum(1)
+        + F.relu(1 - m(x).gather(1, y[:, None])[:, 0])
+    ),
+)
 
 
 @case("temperature by step, average of the loss kept as a float")

@@ -4,11 +4,13 @@ more.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.isolation.cases import CLASSES, WIDTH, ce, net, plain, vectors
@@ -245,6 +247,41 @@ def test_what_is_kept_after_a_step(name: str, start: int, tmp_path: Path) -> Non
         return plain(m, x, y) * (1 + held)
 
     assert train(tmp_path, losses, steps=80, after=kept) < 80
+
+
+PLAIN: dict[str, Callable[..., Any]] = {
+    "root": lambda old, losses, x, y: math.sqrt(losses.mean().item()),
+    "numpy": lambda old, losses, x, y: float(np.mean([one.item() for one in losses])),
+    "count": lambda old, losses, x, y: sum(one > 1 for one in losses.tolist()),
+    "table": lambda old, losses, x, y: [1, 2, 3][y[0].item()],
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_python_makes_plain(name: str, tmp_path: Path) -> None:
+    kept = Kept(PLAIN[name])
+
+    def losses(m: nn.Module, x: Tensor, y: Tensor, step: int) -> Tensor:
+        return plain(m, x, y) * (2 if kept.value is None else kept.value)
+
+    assert train(tmp_path, losses, after=kept) < 6
+
+
+def test_what_was_read_for_long_and_is_used_late(tmp_path: Path) -> None:
+    kept = Kept(PLAIN["root"])
+
+    def losses(m: nn.Module, x: Tensor, y: Tensor, step: int) -> Tensor:
+        return plain(m, x, y) * (kept.value if step >= 60 else 2.0)
+
+    assert 60 <= train(tmp_path, losses, steps=120, after=kept) < 120
+
+
+def test_constants_of_a_table_made_before_the_run_may_change(tmp_path: Path) -> None:
+    table, shown = torch.linspace(1, 2, 40), Kept(PLAIN["root"])
+    steps = train(
+        tmp_path, lambda m, x, y, step: plain(m, x, y) * table[step], steps=40, after=shown
+    )
+    assert steps == 40
 
 
 def test_numbers_are_followed_through_arithmetic_and_are_numbers(tmp_path: Path) -> None:
