@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlglot
@@ -221,8 +221,6 @@ class _Reader:
                 raise Unsupported("a query within a query", "write one SELECT over the table")
             if isinstance(node, exp.Window):
                 raise Unsupported("a window function", REFUSED["windows"])
-            if isinstance(node, exp.Filter):
-                raise Unsupported("FILTER", "put the condition into WHERE, in a query of its own")
             if isinstance(node, exp.Placeholder | exp.Parameter):
                 raise Unsupported("a parameter", "write the value")
 
@@ -339,7 +337,11 @@ class _Reader:
                 raise InvalidInput("query", "weight", "is written WEIGHT(AVG(age), 3)")
             asked, value = self._ask(node.expressions[0]), self._number(node.expressions[1])
             options = tuple(sorted((*asked.options, ("weight", value))))
-            return StatisticCall(asked.function, asked.arguments, options)
+            return replace(asked, options=options)
+        if isinstance(node, exp.Filter):
+            asked = self._ask(node.this)
+            terms = self._terms(node.expression.this, False)
+            return replace(asked, where=asked.where + terms)
         if isinstance(node, exp.Count):
             return self._count(node)
         if isinstance(node, exp.Min | exp.Max):
@@ -400,10 +402,17 @@ class _Reader:
                     "count the person column (--person); for other columns GROUP BY them",
                 )
             return StatisticCall("distinct", (name,))
-        raise Unsupported(
-            f"COUNT({_shown(inner)})",
-            "ask COUNT(*): the schema says how missing cells count (drop = true leaves them out)",
-        )
+        if isinstance(inner, exp.Column):
+            return StatisticCall("count", (), where=self._written(inner, "present"))
+        raise Unsupported(f"COUNT({_shown(inner)})", "ask COUNT(*), or COUNT of a column")
+
+    def _written(self, node: exp.Expression, value: str) -> Terms:
+        """That a cell is missing or present."""
+        if (joined := self._joined(node)) is not None:
+            held = self.tables[joined]
+            there = [k for k, cell in held.items() if (word(cell) == "") == (value == "missing")]
+            return (self._words(self.keys[joined], there),)
+        return (Condition(self._column(node, "IS NULL"), "is", value),)
 
     def _positioned(self, key: exp.Expression, chosen: Sequence[exp.Expression]) -> exp.Expression:
         """GROUP BY 1, or by an alias."""
@@ -518,7 +527,9 @@ class _Reader:
                     raise Unsupported(f"{_shown(node)}", "compare a column with a value")
                 return self._compared(left, OPPOSITE[mark] if negated else mark, self._value(right))
         if isinstance(node, exp.Is):
-            raise Unsupported("IS NULL", "say in the schema how missing cells count: fill or drop")
+            if not isinstance(node.expression, exp.Null):
+                raise Unsupported(f"{_shown(node)}", "write IS NULL or IS NOT NULL")
+            return self._written(node.this, "present" if negated else "missing")
         if isinstance(node, exp.Like | exp.ILike | exp.RegexpLike):
             raise Unsupported("patterns of text", "list the words that match: IN ('a', 'b')")
         raise Unsupported(f"the condition {_shown(node)}", "compare columns with values")

@@ -360,7 +360,8 @@ def build(
         make, options, _ = FUNCTIONS[ask.function]
         _require_options(ask, (*options, WEIGHT))
         known = None if groups.by or groups.where else records
-        asked = StatisticRequest(ask, text, columns, groups, known, person)
+        mine = replace(groups, where=where + _where(ask.where, columns)) if ask.where else groups
+        asked = StatisticRequest(ask, text, columns, mine, None if ask.where else known, person)
         weight = asked.option(WEIGHT)
         made = _sized(make(asked))
         found.append(made if weight is None else replace(made, weight=_weight(weight)))
@@ -467,6 +468,8 @@ def _compared(condition: Condition, columns: Mapping[str, Column]) -> Column:
     """The column of a condition, if the comparison makes sense for it."""
     column = named("where", condition.column, columns)
     values = listed(condition.value)
+    if condition.comparison == "is":
+        return column
     if isinstance(column, WordColumn):
         if condition.comparison not in ("=", "!=", "in"):
             raise InvalidInput(

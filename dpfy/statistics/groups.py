@@ -20,6 +20,7 @@ from dpfy.engines.aggregates import left_in
 from dpfy.engines.expressions import (
     TRUE,
     Expression,
+    absent,
     choose,
     code,
     counted_where,
@@ -307,6 +308,9 @@ def _all(where: Where) -> Expression:
 def _holds(column: Column, condition: Condition) -> Expression:
     """Whether a record meets a condition. A missing number meets none but "not equal"."""
     given = condition.value
+    if condition.comparison == "is":
+        gone = absent(column.name)
+        return gone if given == "missing" else ~gone
     if isinstance(column, WordColumn):
         values = code(column.name)
         wanted: list[Any] = [column.words.index(str(v)) for v in listed(given)]

@@ -6,7 +6,8 @@
     statistic  name(argument, ..., key=value)
     group      column, or a function of one: bins(age, 20, 40, 60)
     terms      term {and term} {or term {and term}}
-    term       column = value     also != < <= > >=, column in (value, ...), (terms)
+    term       column = value     also != < <= > >=, column in (value, ...), (terms),
+               column is missing, column is present
 
 `by`, `where` and `level` hold for all statistics of the query. `and` binds closer than `or`. A name
 or a word with other characters than letters, digits, _ . - is written in quotes. avg(x) is mean(x),
@@ -38,13 +39,22 @@ ALIASES = {"avg": "mean"}
 
 @dataclass(frozen=True)
 class StatisticCall:
-    """One statistic as it was written: its name, its arguments in order, and those by name."""
+    """One statistic as it was written: its name, its arguments in order, those by name, and the
+    conditions on the records of this one alone.
+    """
 
     function: str
     arguments: tuple[str | float, ...]
     options: tuple[tuple[str, str | float], ...] = ()
+    where: tuple[Condition | AnyOf, ...] = ()
 
     def __str__(self) -> str:
+        only = f" where {' and '.join(map(str, self.where))}" if self.where else ""
+        return f"{self.call}{only}"
+
+    @property
+    def call(self) -> str:
+        """The statistic without its conditions."""
         shown = [written(a) for a in self.arguments] + [
             f"{key}={written(value)}" for key, value in self.options
         ]
@@ -54,7 +64,7 @@ class StatisticCall:
 @dataclass(frozen=True)
 class Condition:
     """Which records are counted: `column` compared with `value`, or with several values where the
-    comparison is `in`.
+    comparison is `in`; or, where it is `is`, a cell that is missing or present.
     """
 
     column: str
@@ -62,7 +72,9 @@ class Condition:
     value: str | float | tuple[str | float, ...]
 
     def __str__(self) -> str:
-        if isinstance(self.value, tuple):
+        if self.comparison == "is":
+            value = str(self.value)
+        elif isinstance(self.value, tuple):
             value = f"({', '.join(written(v, word=True) for v in self.value)})"
         else:
             value = written(self.value, word=True)
@@ -127,9 +139,12 @@ class Query:
         """Each statistic as a query of its own."""
         keys = [written(key) if isinstance(key, str) else str(key) for key in self.by]
         tail = f" by {', '.join(keys)}" if keys else ""
-        tail += f" where {' and '.join(str(c) for c in self.where)}" if self.where else ""
-        tail += f" level {written(self.level)}" if self.level != LEVEL else ""
-        return tuple(f"{ask}{tail}" for ask in self.asks)
+        end = f" level {written(self.level)}" if self.level != LEVEL else ""
+        wheres = [" and ".join(map(str, (*self.where, *ask.where))) for ask in self.asks]
+        return tuple(
+            f"{ask.call}{tail}{f' where {where}' if where else ''}{end}"
+            for ask, where in zip(self.asks, wheres, strict=True)
+        )
 
     @property
     def columns(self) -> set[str]:
@@ -138,7 +153,8 @@ class Query:
         named = {a for call in calls for a in call.arguments if isinstance(a, str)}
         named |= {key for key in self.by if isinstance(key, str)}
         named |= {name for key in self.by if isinstance(key, CaseKey) for name in key.columns}
-        return named.union(*(term.columns for term in self.where))
+        terms = [*self.where, *(term for ask in self.asks for term in ask.where)]
+        return named.union(*(term.columns for term in terms))
 
 
 def written(value: str | float, *, word: bool = False) -> str:
@@ -294,6 +310,11 @@ class _Reader:
             if not self._take(")"):
                 raise self._wrong("is not expected here; a ) is missing")
             return Condition(column, mark, values)
+        if (kind, mark) == ("name", "is") and self._is(("name",)):
+            _, value, _ = self._next("missing or present")
+            if value not in ("missing", "present"):
+                raise self._wrong("must be missing or present", back=True)
+            return Condition(column, mark, value)
         if kind != "mark" or mark not in COMPARISONS:
             raise self._wrong(f"must be one of {' '.join(COMPARISONS)} in", back=True)
         return Condition(column, mark, self._value())
