@@ -7,8 +7,9 @@ RUN ?= runs/$(shell date +%Y%m%d-%H%M%S)
 
 FLOWER := .venv-flower
 RAY := .venv-ray
+SPARK := .venv-spark
 
-.PHONY: setup train test test-all test-gpu test-flower test-ray mutants fuzz lint types bench docs wheel release clean
+.PHONY: setup train test test-all test-gpu test-flower test-ray test-spark mutants fuzz lint types bench docs wheel release clean
 
 setup: $(STAMP)
 
@@ -59,6 +60,16 @@ $(RAY)/.ready: pyproject.toml constraints.txt
 
 test-ray: $(RAY)/.ready
 	OMP_NUM_THREADS=1 $(RAY)/bin/pytest -m "not gpu" tests/integrations/ray
+
+# Spark is large and needs Java 17: its tests have an environment of their own.
+$(SPARK)/.ready: pyproject.toml constraints.txt
+	test -x $(SPARK)/bin/python || $(PYTHON) -m venv $(SPARK)
+	$(SPARK)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "setuptools>=77" wheel torch
+	$(SPARK)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e ".[dev,spark]"
+	touch $(SPARK)/.ready
+
+test-spark: $(SPARK)/.ready
+	OMP_NUM_THREADS=1 $(SPARK)/bin/python -m pytest -m "not gpu" tests/integrations/spark
 
 fuzz: setup
 	$(BIN)/python tests/fuzz/fuzzer.py commands --seed $(or $(SEED),1) --start $(or $(START),0) --count $(or $(COUNT),10000)

@@ -94,6 +94,11 @@ def _in_engine(data: Any, schema: Schema, owner: str | None, check: bool = True)
     kind = f"{type(data).__module__}.{type(data).__name__}"
     if kind.endswith("DuckDBPyRelation"):
         return engines.RelationEngine(data, schema, owner)
+    if kind.startswith("pyspark.sql.") and kind.endswith(".DataFrame"):
+        from dpfy.engines.spark_engine import SparkEngine
+
+        engine = SparkEngine(data, schema, owner)
+        return _readable(engine) if check else engine
     if kind == "polars.lazyframe.frame.LazyFrame":
         named = {c.name for c in schema.columns}
         data = data.select([n for n in data.collect_schema().names() if n in named or not check])
