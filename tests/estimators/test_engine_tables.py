@@ -63,6 +63,7 @@ def _fits() -> list[tuple[str, Any, str]]:
         ("bayes", estimators.NaiveBayes(bins=5, **common), "sick"),
         ("ridge", estimators.Ridge(solver="statistics", **common), "cost"),
         ("linear", estimators.LinearRegression(solver="statistics", norm=9.0, **common), "cost"),
+        ("short", estimators.Ridge(solver="statistics", norm=1.0, **common), "cost"),
         ("descent", estimators.LinearRegression(rounds=3, **common), "cost"),
         ("classes", estimators.AdditiveBoostingClassifier(rounds=3, **common), "sick"),
         ("numbers", estimators.AdditiveBoostingRegressor(rounds=3, cyclic=True, **common), "cost"),
@@ -77,7 +78,7 @@ def _fitted(made: Any, data: Any, target: str, unit: Any) -> dict[str, np.ndarra
     return dict(made.fit(people, target=target).release_.model.arrays)
 
 
-QUICK = [("bayes", True), ("ridge", False)]
+QUICK = [("bayes", True), ("short", False)]
 CASES = [
     pytest.param(name, owned, marks=() if (name, owned) in QUICK else pytest.mark.slow)
     for name, _, _ in _fits()
