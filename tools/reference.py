@@ -36,6 +36,17 @@ FORMS = {
     "serve start": serve.StartForm,
     "serve student": serve_student.StudentForm,
 }
+FAMILIES = (
+    "dpfy.accounting",
+    "dpfy.estimators",
+    "dpfy.mechanisms",
+    "dpfy.tables",
+    "dpfy.testing",
+    "dpfy.text",
+    "dpfy.training",
+)
+"""Public modules beside `dpfy` itself, with a list of what they export."""
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
 AGAIN = "python tools/reference.py"
@@ -250,9 +261,16 @@ def api() -> str:
     ]
     for name in sorted(dpfy.__all__, key=str.lower):
         lines += _entry(f"dpfy.{name}", getattr(dpfy, name))
+    for family in FAMILIES:
+        module = importlib.import_module(family)
+        lines += [f"## The family {family}", "", _first(module), ""]
+        for name in sorted(set(module.__all__), key=str.lower):
+            found = getattr(module, name)
+            if inspect.isclass(found) or inspect.isroutine(found):
+                lines += _entry(f"{family}.{name}", found)
     lines += ["## Further modules", ""]
-    for module in ("dpfy.accounting", "dpfy.mechanisms", "dpfy.data.source", "dpfy.integrations"):
-        lines += [f"**`{module}`**: {_first(importlib.import_module(module))}", ""]
+    for name in ("dpfy.data.source", "dpfy.integrations"):
+        lines += [f"**`{name}`**: {_first(importlib.import_module(name))}", ""]
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ generated pages are those of the code.
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,18 @@ def test_the_api_page_holds_every_public_name(site: Path) -> None:
     text = (site / "api.html").read_text()
     assert [name for name in dpfy.__all__ if f"dpfy.{name}" not in text] == []
     assert "Guarantees" in text
+
+
+def test_the_api_page_holds_every_public_name_of_every_family(site: Path) -> None:
+    text = (site / "api.html").read_text()
+    missing = [
+        f"{family}.{name}"
+        for family in reference.FAMILIES
+        for name in importlib.import_module(family).__all__
+        if callable(getattr(importlib.import_module(family), name))
+        and f'id="{family}.{name}"'.lower().replace(".", "") not in text.lower().replace(".", "")
+    ]
+    assert missing == []
 
 
 def test_the_configuration_page_is_that_of_the_code() -> None:
