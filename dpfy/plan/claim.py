@@ -100,7 +100,7 @@ def _taught_by(teacher: Mapping[str, Any]) -> str:
     return (
         f"{own} The teacher's data are covered by the teacher's own report (digest "
         f"{str(teacher.get('report'))[:16]}). "
-        f"Whoever is in both data sets is covered by both together."
+        f"Anyone who is in both data sets is covered by both together."
     )
 
 
