@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from dpfy.core import errors, plugins
 
-LAB = ("reproduce", "audit.selftest", "synthesize.images")
+LAB = ("reproduce", "audit.selftest", "plan.textbook", "synthesize.images")
 """The verbs of the distribution dpfy-lab. Where it is not installed, they say so."""
 PANEL = "Commands of plug-ins"
 EXAMPLE = "Example: "

@@ -8,8 +8,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from dpfy.accounting.flatten import delta_within, leaves
 from dpfy.accounting.gaussian import GaussianCurve
+from dpfy.accounting.moments import Array
 from dpfy.accounting.tight.convolution import (
     DOWN,
     TOLERANCE,
@@ -158,6 +161,27 @@ class TightCurve:
             1.0, self._touched, max(self._delta(total, epsilon) for total in self._directions)
         )
 
+    def deltas(self, epsilons: Array) -> Array:
+        """Upper bounds on delta at many epsilons, read off a few lattices: close where delta is
+        between the first and the last of `ANCHORS`.
+        """
+        found = np.zeros(len(epsilons))
+        for whole in self._directions:
+            best = np.ones(len(epsilons))
+            for anchor in ANCHORS:
+                if anchor <= whole.infinity or anchor >= self._touched:
+                    continue
+                self._rough(whole, anchor)
+                total, at = self._found[whole, anchor]
+                try:
+                    lattice = compose_sum(total, at, final_spacing(total, at, TOLERANCE), UP)
+                except Unsupported:
+                    continue
+                reading = Reading(lattice, total.infinity + total.cut, 1)
+                best = np.minimum(best, [reading.delta(float(e)) for e in epsilons])
+            found = np.maximum(found, best)
+        return np.asarray(np.minimum(found, self._touched))
+
     def _quick(self, whole: LossSum, delta: float) -> float:
         """The Chernoff bound in one direction, or the largest loss; remembers the tilt at which it
         is sharpest.
@@ -248,6 +272,8 @@ class TightCurve:
         return answer
 
 
+ANCHORS = (1e-2, 1e-5, 1e-9, 1e-13)
+"""Deltas around which lattices for many epsilons are made."""
 UP_SIDE, DOWN_SIDE = (UP, 1), (DOWN, -1)
 
 

@@ -34,7 +34,7 @@ from dpfy.accounting.tight.dominating_pairs import (
 )
 from dpfy.accounting.tight.losses import Atoms
 from dpfy.accounting.tight.other_losses import subsample_atoms
-from dpfy.accounting.tuning import selected
+from dpfy.accounting.tuning import SelectedProfile, one_run, selected
 from dpfy.core import events as ev
 from dpfy.core.errors import Internal, Unsupported
 from dpfy.core.events import Event
@@ -164,6 +164,12 @@ class MixtureCurve:
     @cached_property
     def _routes(self) -> list[Curve]:
         """Curves that all hold, so that the least bound counts."""
+        if any(map(_best_by_profile, self._parts)):
+            return [*self._plain_routes(), self._route((PAIR, LOOSE), (RENYI,), best=True)]
+        return self._plain_routes()
+
+    def _plain_routes(self) -> list[Curve]:
+        """Those in which every release is read in its own language."""
         spoken = {part.language for part in self._parts}
         if spoken == {RENYI}:
             orders, values, infinity = divergences(self._parts)
@@ -182,17 +188,26 @@ class MixtureCurve:
         return found
 
     def _route(
-        self, exact: tuple[str, ...], renyi: tuple[str, ...], certain: bool = False
+        self,
+        exact: tuple[str, ...],
+        renyi: tuple[str, ...],
+        certain: bool = False,
+        best: bool = False,
     ) -> Curve:
         """The curve of all pairs convolved: exact ones, that of the divergences together, those of
-        the profiles.
+        the profiles; with `best` the best of several runs by its profile.
         """
         parts = _composed(self._of(*exact))
         more = [
             (part.turned(sampled(part.leaf, part.adjacency)), part.count)
             for part in self._of(SAMPLED)
         ]
-        if known := self._of(*renyi):
+        known = self._of(*renyi)
+        if best:
+            chosen = tuple(part for part in known if _best_by_profile(part))
+            known = tuple(part for part in known if part not in chosen)
+            more += [(part.turned(_best(part.leaf, part.adjacency)), part.count) for part in chosen]
+        if known:
             more.append((_symmetric(*divergences(known)), 1))
         for part in self._of(PROFILE):
             profile = _profile(part)
@@ -330,13 +345,38 @@ def _knots(event: Event, adjacency: Adjacency) -> tuple[float, ...]:
     """
     from dpfy.accounting.tight.accountant import Tight
 
-    one_run = Tight().curve(event, adjacency)
-    return tuple(one_run.delta(math.log(t)) for t in KNOTS)
+    one = Tight().curve(event, adjacency)
+    if isinstance(one, TightCurve):
+        return tuple(one.deltas(np.log(KNOTS)).tolist())
+    return tuple(one.delta(math.log(t)) for t in KNOTS)
 
 
 def _symmetric(orders: Array, values: Array, infinity: float) -> DominatingPair:
     """The pair of Rényi divergences that hold in both directions."""
     side = profiles.points(profiles.of_renyi(orders, values, infinity))
+    both = profiles.dominating(side, side)
+    return DominatingPair(both, both)
+
+
+def _best_by_profile(part: MixturePart) -> bool:
+    """Whether this is the best of several runs whose profile is known exactly."""
+    if not isinstance(part.leaf, ev.RepeatAndSelect):
+        return False
+    try:
+        return not composition(part.leaf.event, part.adjacency).public
+    except Unsupported:
+        return False
+
+
+LEAST_DELTA = 1e-12
+"""Up to here the profile of one run is read; below it divergences are better anyway."""
+
+
+@lru_cache(maxsize=32)
+def _best(leaf: ev.RepeatAndSelect, adjacency: Adjacency) -> DominatingPair:
+    """The best of a random number of runs, by the profile of one."""
+    nodes = one_run(leaf.event, adjacency, LEAST_DELTA / max(leaf.mean, 1.0))
+    side = profiles.points(SelectedProfile(*nodes, leaf.mean, leaf.shape))
     both = profiles.dominating(side, side)
     return DominatingPair(both, both)
 
