@@ -31,7 +31,7 @@ def compare(seed: int, calibrates: bool) -> dict[str, float]:
     steps = int(np.exp(rng.uniform(math.log(10), math.log(3000))))
     alpha = float(np.exp(rng.uniform(math.log(1e-3), math.log(0.1)))) if seed % 2 else None
     # riskcal's tolerance is 1e-3 of the rate itself, so that targets are well above it
-    success = float(rng.uniform(0.03, 0.5)) + (alpha or 0.0)
+    success = float(rng.uniform(0.03, 0.5)) * -math.expm1(-rate * steps) + (alpha or 0.0)
     target = AttackTarget(success, alpha)
     start = time.process_time()
     noise = accounting.calibrate.noise_for_risk(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from dpfy.core import check, guarantee
 from dpfy.core.errors import InvalidInput
@@ -29,6 +30,8 @@ def advantage(curve: Curve) -> float:
     return curve.delta(0.0)
 
 
+READ = 513
+"""Epsilons of which the best is taken."""
 STEEPEST = 40.0
 """Miss rates far below e^-STEEPEST are not distinguished."""
 
@@ -50,6 +53,19 @@ def _lowest(value: Callable[[float], float], high: float) -> float:
             second = value(right)
         best = min(best, first, second)
     return best
+
+
+def _least_of_many(deltas: Callable[..., Any], rate: float) -> float:
+    """The least bound on a true-positive rate of many, for a curve that tells many deltas at once."""
+    import numpy as np
+
+    epsilons = np.linspace(0.0, -math.log(rate), READ)
+    found = float((deltas(epsilons, 1e-4 * rate) + np.exp(epsilons) * rate).min())
+    if found + rate > 1:  # to the right of where both error rates are equal
+        epsilons = np.linspace(0.0, STEEPEST, READ)
+        hit = 1 - np.exp(-epsilons) * (1 - deltas(epsilons) - rate)
+        found = min(found, float(hit.min()))
+    return found
 
 
 @dataclass(frozen=True)
@@ -94,6 +110,8 @@ class AttackTarget:
         if self.at is None:
             return advantage(curve)
         rate = self.at
+        if (many := getattr(curve, "deltas", None)) is not None:
+            return max(0.0, min(1.0, _least_of_many(many, rate)) - rate)
         found = _lowest(lambda e: curve.delta(e) + math.exp(e) * rate, -math.log(rate))
         if found + rate > 1:  # to the right of where both error rates are equal
             miss = _lowest(lambda e: -math.exp(-e) * (1 - curve.delta(e) - rate), STEEPEST)

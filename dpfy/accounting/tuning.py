@@ -198,7 +198,7 @@ def _largest_line(slopes: Array, drops: Array) -> tuple[Array, Array]:
     return np.diff(drops[hull]) / turns, turns
 
 
-NODES = 64
+NODES = 160
 """Points of the profile of one run."""
 
 

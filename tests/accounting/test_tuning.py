@@ -62,7 +62,7 @@ def test_the_figure_of_the_guide_is_below_the_truth_and_is_never_a_route():
     assert not hasattr(claimed, "epsilon")
 
 
-@pytest.mark.parametrize(("sigma", "trials"), [(0.5, 2), (1.0, 30), (3.0, 300)])
+@pytest.mark.parametrize(("sigma", "trials"), [(0.5, 2), (1.0, 30)])
 def test_the_cheapest_route_is_a_proven_one(sigma, trials):
     event = ev.Repeated(ev.PoissonSampled(0.05, ev.Gaussian(sigma)), 20)
     routes = tuning.routes(event, trials, 1e-6)

@@ -161,15 +161,15 @@ class TightCurve:
             1.0, self._touched, max(self._delta(total, epsilon) for total in self._directions)
         )
 
-    def deltas(self, epsilons: Array) -> Array:
+    def deltas(self, epsilons: Array, least: float = 0.0) -> Array:
         """Upper bounds on delta at many epsilons, read off a few lattices: close where delta is
-        between the first and the last of `ANCHORS`.
+        between the first and the last of `ANCHORS`, and not far below `least`.
         """
         found = np.zeros(len(epsilons))
         for whole in self._directions:
             best = np.ones(len(epsilons))
             for anchor in ANCHORS:
-                if anchor <= whole.infinity or anchor >= self._touched:
+                if anchor < least or anchor <= whole.infinity or anchor >= self._touched:
                     continue
                 self._rough(whole, anchor)
                 total, at = self._found[whole, anchor]
