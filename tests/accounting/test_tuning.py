@@ -78,6 +78,16 @@ LAWS = (
 """Mean and shape of the number of trials; the last is binomial, 12 coins of a half."""
 
 
+@pytest.mark.parametrize(("mean", "shape"), LAWS)
+def test_slopes_begin_with_the_mean_and_hold_all_that_comes_out(mean, shape):
+    """The integral over [0, 1] is 1 - P(no trial): e^-mean for Poisson, 2^-12 for twelve coins."""
+    miss = np.concatenate([[0.0], np.geomspace(1e-7, 1, 4000)])
+    found = tuning.slope(mean, shape, miss)
+    none = math.exp(-mean) if math.isinf(shape) else 2.0**-12 if shape <= -1 else 0.0
+    assert found[0] == pytest.approx(mean, rel=1e-9)
+    assert np.trapezoid(found, miss) == pytest.approx(1 - none, rel=1e-4)
+
+
 def best_of(p: np.ndarray, q: np.ndarray, mean: float, shape: float, epsilon: float) -> float:
     """delta of the best of K runs with outcomes in ascending order, exactly but for the width of a
     cell: the generating function at the chances to be at most an outcome, by its own formula.
