@@ -47,6 +47,9 @@ def test_where_noise_hides_nothing_delta_is_the_chance_to_be_drawn(capsys):
     target = ["calibrate", "--epsilon", "1", "--delta", "1e-3", "--noise-multiplier", "0.1"]
     found = told(capsys, *target, "--solve", "records", "--batch-size", "10")["records"]
     assert found in (10_000, 10_001)
+    for records in (found, found - 1):
+        reached = calculator.account([TrainingPattern(0.1, 10 / records)], 1e-3)["epsilon"]
+        assert (reached <= 1) == (records == found)
     found = told(capsys, *target, "--solve", "batch-size", "--records", "10000")["batch_size"]
     assert found in (9, 10)
 
@@ -97,7 +100,7 @@ def check_solutions(seeds):
         plan = TrainingPattern(
             float(rng.uniform(1, 4)), batch / records, 60, sampling, records, batch
         )
-        unknown = planning.UNKNOWNS[k % 3 if sampling != "poisson" else k % 2 + 2]
+        unknown = planning.UNKNOWNS[k % 3 if sampling != "poisson" else k // 4 % 2 + 2]
         epsilon = float(rng.uniform(2, 8))
         found = planning.solve(unknown, plan, epsilon, 1e-5, accountant="tight")
         for value in (found, found + (-1 if unknown == "records" else 1)):
