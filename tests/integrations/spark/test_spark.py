@@ -53,7 +53,7 @@ def spark():
 
 def executors(application: str) -> list[int]:
     """The processes of the executors of an application."""
-    told = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout
+    told = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout
     lines = [line.split(maxsplit=1) for line in told.splitlines()]
     return [
         int(pid)
