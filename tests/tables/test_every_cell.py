@@ -43,7 +43,7 @@ EVERY: dict[str, list[Any]] = {
     "fit kmeans": ["fit", "t.csv", "--schema", "numbers.toml", *COST, "--estimator", "kmeans"],
     "train": ["train", *TABLE, *TRAIN],
     "tune": ["tune", *TABLE, "--records", 48, *COST, "--model", "linear", "--trials", 2, "--set",
-             "training.steps=2", "--law", "logarithmic", "--over",
+             "training.steps=2", "--set", "tune.held_out=0.5", "--law", "logarithmic", "--over",
              "training.learning_rate=0.1..2 log"],
     "serve teach": ["serve", "teach", *TABLE, "--voters", 5, *PERSON],
     "predict": ["predict", "run", "t.csv"],
