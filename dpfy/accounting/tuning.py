@@ -20,7 +20,7 @@ from dpfy.accounting.calibrate import least
 from dpfy.accounting.moments import Array
 from dpfy.accounting.tight.accountant import Tight, TightCurve
 from dpfy.core import check
-from dpfy.core.events import Event, Repeated, gamma_for
+from dpfy.core.events import Event, OneOf, Repeated, gamma_for
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
@@ -204,7 +204,15 @@ NODES = 160
 
 @lru_cache(maxsize=16)
 def one_run(event: Event, adjacency: Adjacency, delta: float) -> tuple[Array, Array]:
-    """Points of the tight profile of one run, up to where its delta is about `delta`."""
+    """Points of the tight profile of one run, up to where its delta is about `delta`. A run that is
+    one of several kinds has at no epsilon more than the largest delta of its kinds.
+    """
+    if isinstance(event, OneOf):
+        kinds = [one_run(kind, adjacency, delta) for kind in event.events]
+        nodes = np.linspace(0.0, max(float(found[-1]) for found, _ in kinds), NODES)
+        # Chords in e^epsilon lie above a convex profile, and its last value above what follows.
+        worst = [np.interp(np.exp(nodes), np.exp(at), deltas) for at, deltas in kinds]
+        return nodes, np.max(worst, axis=0)
     curve = Tight().curve(event, adjacency)
     end = curve.quick(delta) if isinstance(curve, TightCurve) else curve.epsilon(delta)
     if not 0 < end < 600:

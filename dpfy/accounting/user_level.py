@@ -28,6 +28,9 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.events import poisson
 from dpfy.core.guarantee import Curve
 
+MOST_GROUP = 200
+"""The largest group whose guarantee is asked for."""
+
 __all__ = ["from_curve", "of_group", "textbook"]
 
 

@@ -87,6 +87,8 @@ def account(
     from dpfy.accounting.calculator import account as answer
     from dpfy.accounting.calculator import read
     from dpfy.accounting.patterns import ReportPattern, TrainingPattern
+    from dpfy.accounting.user_level import MOST_GROUP
+    from dpfy.core import check
     from dpfy.core.errors import InvalidInput
 
     if local_epsilon and (phases is not None or noise_multiplier >= 0):
@@ -110,6 +112,7 @@ def account(
         plan = [
             TrainingPattern(noise_multiplier, sampling_rate, steps, sampling, records, batch_size)
         ]
+    check.integer("--group-size", group_size, most=MOST_GROUP)
     delta, origin = chosen_delta(delta, records)
     result = origin | answer(
         plan,

@@ -240,6 +240,9 @@ def run(
     if (folder / CANARIES).is_file():
         _run(folder, confidence, plot, as_json)
         return
+    if not folder.exists():
+        rule = "is neither a command nor the folder of a run; dpfy audit --help lists commands"
+        raise InvalidInput("audit", str(folder), rule)
     report_of(folder)
     kind = kind_of_run(folder)
     if kind == "label-responses":

@@ -79,7 +79,7 @@ class JobForm(RunForm):
         "Most rows of one person that are used.", None, key="data.most_records"
     )
     records: str | None = flag(
-        "Public number to train on, less those held out.", None, key="privacy.records"
+        "Public number of records to train on.", None, key="privacy.records"
     )
     model: str | None = flag("scattering-linear, linear, mlp, ...", None, key="model.name")
     epsilon: float | None = flag(
@@ -289,7 +289,7 @@ def _parameters(kind: type) -> list[inspect.Parameter]:
         )
         kinds = [part for part in _kinds(hints[item.name]) if part is not type(None)]
         found.append(_parameter(item.name, Annotated[kinds[0] | None, info], None))
-    config = options.option("Configuration (TOML): the fields that no flag gives.", "--config")
+    config = options.option("Configuration (TOML), for other fields.", "--config")
     words = typer.Option("--set", metavar="KEY=VALUE", help="Any field; repeat it.")
     for name, hint, default in (
         ("out", options.Out, None),

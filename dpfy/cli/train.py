@@ -42,9 +42,8 @@ class TrainForm(JobForm):
 def train(asked: AskedJob[TrainForm]) -> None:
     """Train a private model and leave a run folder that anyone can verify.
 
-    Without arguments: 4,000 embedded MNIST images, epsilon 3, delta 1e-5. A table of your own: dpfy
-    init people.csv, fill in the schema, then train on it. Flags win over a configuration; what has
-    no flag is reached with --set (--show-config lists it).
+    Without arguments: 4,000 embedded MNIST images, epsilon 3, delta 1e-5. A table of your own
+    needs a schema: dpfy init people.csv. Fields without a flag: --set.
 
     Example: dpfy train people.csv --schema people.toml --records 20000 --epsilon 3
     """

@@ -77,7 +77,7 @@ def most_records(largest: float, bits: int) -> int:
 class WholeSteps:
     """Sums in whole steps of 2^-bits: those of many records leave what doubles have exactly."""
 
-    counts: NDArray[np.int64]
+    counts: NDArray[np.int64] = field(repr=False)
     bits: int
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:

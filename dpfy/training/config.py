@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfy import accounting
+from dpfy.accounting.user_level import MOST_GROUP
 from dpfy.core import check, errors, settings
 from dpfy.core.errors import InvalidInput
 from dpfy.core.settings import setting
@@ -33,8 +34,6 @@ move.
 """
 OPTIMIZERS = ("sgd", "adam", "adamw", "ftrl")
 LOSSES = ("cross_entropy", "squared_error")
-MOST_GROUP = 200
-"""The largest group whose guarantee is asked for."""
 FIELDS_OF_CLIP: dict[str, dict[str, str]] = {
     "flat": {"clip_norm": "norm"},
     "per-layer": {"clip_norm": "norm"},

@@ -61,7 +61,7 @@ def test_the_lab_is_installed(capsys) -> None:
 
 def test_a_misspelt_command_is_an_error(capsys) -> None:
     assert run("audit", "selftset") == 2
-    assert "No such command 'selftset'" in capsys.readouterr().err
+    assert "'selftset'; is neither a command nor" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("without_lab")

@@ -13,6 +13,7 @@ import re
 import traceback
 import warnings
 
+import duckdb
 import numpy as np
 import pandas as pd
 import pytest
@@ -23,7 +24,7 @@ from dpfy.data import owners, records, split, users
 from dpfy.data.lazy import LazyRecords
 from dpfy.estimators import columns as features
 from dpfy.estimators import records as encoded
-from dpfy.estimators.given import FileTable, HeldTable
+from dpfy.estimators.given import EngineTable, FileTable, HeldTable
 from dpfy.runs.dataset import Dataset
 from dpfy.tables.columns import Category, Number
 from dpfy.tables.sources import TableFile
@@ -70,6 +71,9 @@ MADE = {
         np.array([[NUMBER], [1.0]]), held(np.ones((2, 1)))
     ),
 }
+MADE["EngineTable"] = lambda folder: EngineTable(
+    duckdb.sql(f"SELECT '{WORD}' AS word, {NUMBER} AS number UNION ALL SELECT 'b', 1.0")
+)
 COUNT = re.compile(r"\b2 (rows|records|users|x|of)\b")
 """How a text would tell that there are two rows."""
 PRIVATE_FIELDS = ("source", "tensors", "given", "owners", "X", "y", "users")
@@ -153,7 +157,7 @@ def test_every_class_that_holds_records_is_planted():
 REFUSED = {
     "a Dataset of a Dataset": lambda d: Dataset(d),
     "a schema beside it": lambda d: dpfy.query(d, "count()", schema=SCHEMA, epsilon=1.0),
-    "no delta": lambda d: dpfy.query(d, "count()", epsilon=1.0),
+    "a delta in words": lambda d: dpfy.query(d, "count()", epsilon=1.0, delta="one"),
     "an unknown column": lambda d: dpfy.query(d, "mean(wage)", epsilon=1.0, delta=1e-6),
     "no label": lambda d: dpfy.serve(d, epsilon=1.0, answers=3, delta=1e-6),
     "no budget": lambda d: d.left(),

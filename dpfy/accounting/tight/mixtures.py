@@ -360,10 +360,16 @@ def _symmetric(orders: Array, values: Array, infinity: float) -> DominatingPair:
 
 def _best_by_profile(part: MixturePart) -> bool:
     """Whether this is the best of several runs whose profile is known exactly."""
-    if not isinstance(part.leaf, ev.RepeatAndSelect):
-        return False
+    return isinstance(part.leaf, ev.RepeatAndSelect) and _profile_known(
+        part.leaf.event, part.adjacency
+    )
+
+
+def _profile_known(event: Event, adjacency: Adjacency) -> bool:
+    if isinstance(event, ev.OneOf):
+        return all(_profile_known(kind, adjacency) for kind in event.events)
     try:
-        return not composition(part.leaf.event, part.adjacency).public
+        return not composition(event, adjacency).public
     except Unsupported:
         return False
 

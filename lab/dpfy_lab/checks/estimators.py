@@ -200,14 +200,16 @@ def _fitted(case: Case, adjacency: str, changed: bool | None, tape: FitTape) -> 
 
 def _person_fitted(case: Case, adjacency: str, rows: int, changed: bool, tape: FitTape) -> Any:
     """A fit on records of persons who have five each, and so many of one more, who is at one end of
-    the ranges or, changed, at the other. Half of that person's records have the other label, and
-    the table begins with them.
+    the ranges or, changed, at the other. Half of that person's records have the other label, but
+    for exactly as many as are used: those say the same, so that they add up. The table begins with
+    them.
     """
     X, y = (people if case.table == "people" else points)(changed)
     owners = np.arange(RECORDS) // 5 * 5
     kept = owners != owners[EXTREME]
     again, answers = np.repeat(X[[EXTREME]], rows, axis=0), np.repeat(y[[EXTREME]], rows)
-    answers[::2] = y[y != y[EXTREME]][0]
+    if rows != AT_MOST:
+        answers[::2] = y[y != y[EXTREME]][0]
     X, y = np.concatenate([again, X[kept]]), np.concatenate([answers, y[kept]])
     public: dict[str, Any] = {"schema": SCHEMA} if case.table == "people" else {"bounds": (-1, 1)}
     public |= {"adjacency": adjacency, "random_state": 3, "unit": Person("person", AT_MOST)}

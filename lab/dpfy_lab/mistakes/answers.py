@@ -110,7 +110,8 @@ def _(patch: Patch) -> None:
 )
 def _(real: Any, self: Any, table: Any, spend: Any) -> Any:
     found = real(self, table, spend)
-    met = {word for name in ("job", "sex") for word in table.table.texts(name)}
+    held = getattr(table, "engine", table)  # behind the answers that are known
+    met = {word for name in ("job", "sex") for word in held.table.texts(name)}
     return [answer for answer in found if {*answer.place.values()} <= met or not answer.place]
 
 
