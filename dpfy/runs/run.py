@@ -109,6 +109,8 @@ class Run:
             held = getattr(run, name)
             if value is None or held == value:
                 continue
+            if name == "ledger" and held is not None and Path(held) == Path(value):
+                continue
             if held is not None:
                 raise InvalidInput(
                     f"run.{name}",

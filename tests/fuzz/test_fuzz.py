@@ -35,7 +35,7 @@ def report(found) -> str:
     return "\n".join([f"{found.cases} cases, {len(found.wrong)} wrong", *found.wrong[:20]])
 
 
-FEW = {"commands": 250, "files": 120}
+FEW = {"commands": 150, "files": 80}
 
 
 @pytest.fixture(scope="module")

@@ -224,7 +224,7 @@ def test_bad_settings_are_refused_in_one_line_and_cost_nothing(tmp_path):
         {"words": 0},
         {"epsilon": -1.0},
         {"delta": 0.0},
-        {"delta": None},
+        {"delta": "one"},
     ):
         with pytest.raises(DpfyError) as caught:
             train_tokenizer(

@@ -95,7 +95,7 @@ def test_everything_is_reserved_and_begun_before_the_first_trial(tmp_path):
         return toy.objective(trial)
 
     place = Run(
-        tmp_path / "run", seed=3, ledger=tmp_path / "people.jsonl", budget=RenyiFilter(6.0, 2e-3)
+        tmp_path / "run", seed=3, ledger=tmp_path / "people.jsonl", budget=RenyiFilter(8.0, 2e-3)
     )
     tune(objective, toy.SPACE, toy.recipe, toy.terms(), place)
     assert seen

@@ -118,7 +118,7 @@ def assert_same_result(path: Path, reference: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "every", [pytest.param(4, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+    "every", [pytest.param(8, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 )
 def test_killed_inside_writes(spawn, reference, tmp_path, every):
     """Torn writes, before and after a sync, before a rename: in secret, ledger, checkpoint, model

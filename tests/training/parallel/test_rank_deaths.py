@@ -64,6 +64,7 @@ def die_and_resume(
     assert ledger.book.begun
 
 
+@pytest.mark.slow
 def test_a_rank_dies_and_the_resumed_run_releases_the_same_bits(tmp_path):
     expected, calls = whole(tmp_path, "banded", "fsdp", 2)
     deaths = [(victim, int(share * calls[victim])) for victim, share in ((1, 0.5), (0, 0.8))]
