@@ -78,9 +78,7 @@ class JobForm(RunForm):
     at_most: int | None = flag(
         "Most rows of one person that are used.", None, key="data.most_records"
     )
-    records: str | None = flag(
-        "Public number of records to train on.", None, key="privacy.records"
-    )
+    records: str | None = flag("Public number of records to train on.", None, key="privacy.records")
     model: str | None = flag("scattering-linear, linear, mlp, ...", None, key="model.name")
     epsilon: float | None = flag(
         "Epsilon to reach (default 3; labels: 1).", None, key="privacy.epsilon"
