@@ -163,7 +163,8 @@ def teach_numbers(
     their targets, `owners` whose each row is.
 
     Args:
-        x, y: Private records. A row whose target is no finite number is left out.
+        x, y: Private records. A row whose target is no finite number is left out; a feature that is
+            none counts as 0.
         voters: How many; each knows its own part of the records.
         low, high: The public range of targets and answers. Targets outside count as its ends.
         owners: Whose each row is, by name; all rows of an owner are known to one voter.
@@ -175,7 +176,7 @@ def teach_numbers(
         The voters: as private as the records.
 
     Raises:
-        InvalidInput: The records are no table of finite numbers, or the range is empty.
+        InvalidInput: The records are no table of numbers, or the range is empty.
 
     Guarantees: every unit (a row, or an owner with all of its rows) is known to one voter alone.
 
@@ -192,8 +193,8 @@ def teach_numbers(
     if table.ndim != 2 or found.shape != (len(table),):
         shapes = f"shapes {table.shape} and {found.shape}"
         raise InvalidInput("x, y", shapes, "must be rows of numbers and one target for each")
-    if not np.isfinite(table).all():
-        raise InvalidInput("x", "NaN or infinity", "must be finite numbers")
+    # No cell of a private record raises an error: what is no finite number counts as 0.
+    table = np.nan_to_num(table, nan=0.0, posinf=0.0, neginf=0.0)
     secret = Randomness.from_os() if randomness is None else randomness
     places, used = shards(len(table), voters, secret, owners), np.isfinite(found)
     features = waves or Waves()

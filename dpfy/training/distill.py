@@ -205,7 +205,7 @@ def distil(
         InvalidInput: The teacher has no report, or a setting does not fit its rule.
 
     Guarantees: covered by the guarantee of the teacher: the student sees public inputs and a
-    released model. That the inputs are public is your word.
+    released model. That the inputs and the student's first weights are public is your word.
     """
     if teacher.run is None:
         rule = "must have a report: the teacher's data are not protected, nor by any student"
@@ -214,6 +214,7 @@ def distil(
     check.positive("temperature", temperature)
     for key, value in (("steps", steps), ("batch_size", batch_size)):
         check.integer(key, value)
+    teacher = Teacher.of(teacher.run, teacher.model)  # as it was released, whatever became of it
     goals = teacher.says(inputs, temperature)
     generator = torch.Generator().manual_seed(check.integer("seed", seed, least=0))
     optimizer = torch.optim.Adam(student.parameters(), lr=learning_rate)
@@ -264,6 +265,8 @@ def distil_privately(
     """
     check.positive("temperature", temperature)
     place = Run.of(run)
+    if teacher.run is not None:  # as it was released, whatever became of it
+        teacher = Teacher.of(teacher.run, teacher.model)
 
     def loss(scores: Tensor, goals: Tensor) -> Tensor:
         return _soft(scores / temperature, goals)

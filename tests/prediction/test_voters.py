@@ -127,12 +127,22 @@ def test_teaching_refuses_what_is_no_table():
         (X, Y[:-1], "one class"),
         (X, Y.astype(float), "whole number"),
         (X, Y + 1, "outside of the public"),
-        (np.full_like(X, np.nan), Y, "NaN"),
     ):
         with pytest.raises(InvalidInput, match=message):
             teach(x, y, voters=5, classes=4)
     found = teach(X, Y, voters=5, classes=4, owners=np.arange(200) // 2)
     assert (found.count, found.classes, found.features) == (5, 4, 6)
+
+
+@pytest.mark.parametrize("cell", [np.nan, np.inf, -np.inf])
+def test_a_feature_that_is_no_number_counts_as_0_and_raises_no_error(cell):
+    odd, plain = X.copy(), X.copy()
+    odd[0, 0], plain[0, 0] = cell, 0.0
+    made = [
+        teach(rows, Y, voters=5, classes=4, randomness=Randomness.for_tests(1))
+        for rows in (odd, plain)
+    ]
+    assert made[0].fingerprint() == made[1].fingerprint()
 
 
 def test_more_voters_than_memory_holds_are_refused_before_they_are_made():
