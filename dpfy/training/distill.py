@@ -214,7 +214,8 @@ def distil(
     check.positive("temperature", temperature)
     for key, value in (("steps", steps), ("batch_size", batch_size)):
         check.integer(key, value)
-    teacher = Teacher.of(teacher.run, teacher.model)  # as it was released, whatever became of it
+    home = teacher.run
+    teacher = Teacher.of(home, teacher.model)  # as it was released, whatever became of it
     goals = teacher.says(inputs, temperature)
     generator = torch.Generator().manual_seed(check.integer("seed", seed, least=0))
     optimizer = torch.optim.Adam(student.parameters(), lr=learning_rate)
@@ -226,7 +227,7 @@ def distil(
         optimizer.step()
     student.eval()
     how = f"distilled into {type(student).__name__}: {steps} steps at temperature {temperature:g}"
-    return _added(teacher.run, weights.plain(student), name, how, public)
+    return _added(home, weights.plain(student), name, how, public)
 
 
 def distil_privately(
